@@ -1,0 +1,111 @@
+"""The answers of a decision: a closed union, the safe ones first. Match them all and end with assert_never.
+
+`Permit` and `TunnelPermit` are made only in rules/decide.py (an architecture test checks): holding one is the
+proof that the request was judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rules.facts import Sandbox
+from rules.names import CredentialRef, Destination, RuleId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denied:
+    """No. `reason` is a code of rules.reasons; `rule` the rule that denied, if one did; `remedy` what would help."""
+
+    reason: str
+    rule: RuleId | None = None
+    remedy: str = ""
+    message: str = ""
+    """The operator's own sentence (`message:` on a rule or role), shown to the agent."""
+    quiet: bool = False
+    arguments: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Not without a person's word: the rule asks for an approval (`approval` is its group)."""
+
+    rule: RuleId
+    operation: str
+    approval: str
+    arguments: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedsBody:
+    """The operation is in the body: read at most `bound` bytes and ask again with `facts.body` set."""
+
+    bound: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultSpec:
+    """`result: {keep: [...]}`: the only fields of a JSON answer that come back (RULINGS 7.3)."""
+
+    keep: tuple[str, ...]
+    bound: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restrictions:
+    """Everything the matching rules ask for, merged; no later code looks at rules again (RULINGS 3.1)."""
+
+    request_headers: frozenset[str] | None = None
+    """Lower-case names that may pass; None means every header that the gate lets through."""
+    response_headers: frozenset[str] | None = None
+    request_bytes: int | None = None
+    response_bytes: int | None = None
+    requests: tuple[tuple[RuleId, int, int], ...] = ()
+    """(rule, count, seconds): every one is charged."""
+    result: ResultSpec | None = None
+    client_auth: bool = False
+    """True only with `client_auth: pass`: the client's own authority may travel."""
+    placeholders_inert: bool = False
+    websocket: bool = False
+    redirects_declared: bool = False
+    download: bool = False
+    protocol: str = "http1"
+    """`http1` or `h2`: the lane."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permit:
+    """Yes, for exactly this destination, operation and credential. Made only by rules.decide."""
+
+    sandbox: Sandbox
+    rule: RuleId
+    rules: tuple[RuleId, ...]
+    operation: str
+    effect: str
+    destination: Destination
+    credential: CredentialRef | None
+    restrictions: Restrictions
+    arguments: tuple[tuple[str, str], ...] = ()
+    needs_state: bool = False
+    """True where counting, approval or a one-shot grant makes the broker decide (RULINGS 9.3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelPermit:
+    """The tunnel may exist. `inspected` False: bytes are relayed unseen (`tunnel: true`)."""
+
+    sandbox: Sandbox
+    rule: RuleId | None
+    destination_host: str
+    port: int
+    inspected: bool
+    clear_text: bool
+    """A rule for this host:port says `scheme: http`: HTTP without TLS may run inside the tunnel."""
+    protocol: str = "http1"
+    """`http1` or `h2`: what is offered in ALPN, and the lane that serves it."""
+    max_bytes: int | None = None
+    max_seconds: float | None = None
+    reason: str = ""
+
+
+Decision = Denied | Held | NeedsBody | Permit
+TunnelDecision = Denied | TunnelPermit

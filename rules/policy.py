@@ -1,0 +1,182 @@
+"""`Policy`: what was written, compiled. Frozen; named by one digest; made only from a resolved document.
+
+A *document* is the plain JSON value that rules/parse.py makes from the operator's and the policy editor's
+files (services resolved, defaults filled in, no secret references). The vault parses YAML once; workers and
+executors receive the document and call `compile_policy` (rules/compile.py), so all decide from the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
+from typing import Any, Literal
+
+from rules.names import CredentialRef, Host, RuleId, Scheme
+
+Effect = Literal["read", "write", "mint", "execute", "disclose"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPattern:
+    """`exact`, `*.x` (one label, apex excluded) or `**.x` (one or more labels). `suffix` is without the dots."""
+
+    kind: Literal["exact", "one", "many"]
+    suffix: str
+
+    def matches(self, host: Host) -> bool:
+        if self.kind == "exact":
+            return host.text == self.suffix
+        if host.is_literal or not host.text.endswith("." + self.suffix):
+            return False
+        return self.kind == "many" or "." not in host.text[: -len(self.suffix) - 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathPattern:
+    """An anchored template: literal segments, `{name}` (one segment) and a trailing `**` (the rest, at least one)."""
+
+    template: str
+    segments: tuple[str | None, ...]
+    """None stands for a capture; literal segments are decoded text."""
+    names: tuple[str, ...]
+    rest: bool
+    encoded_slash: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """Where a credential goes: `where` and the header, query or cookie name. `template` renders `{value}`."""
+
+    where: Literal["bearer", "basic", "header", "query", "cookie"]
+    name: str = "authorization"
+    template: str = "{value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderSpec:
+    """The variable that holds the placeholder in the sandbox and its shape (`sk_live_{24}`: 24 random characters)."""
+
+    env: str
+    shape: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CredentialDef:
+    """What everyone may know of a credential: never its value or source. Hosts bound every use (RULINGS 3.6)."""
+
+    name: CredentialRef
+    kind: Literal["bearer", "basic", "header", "query"]
+    slot: Slot
+    hosts: tuple[Host, ...]
+    owner: str
+    placeholder: PlaceholderSpec
+    scrub: bool = True
+    username: str | None = None
+    """For `basic`: the fixed user name, or None to keep the one that the client sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestinationDef:
+    """What belongs to a host and not to a rule. `addresses` is the only exception to the address table."""
+
+    host: Host
+    port: int | None = None
+    scheme: Scheme = "https"
+    addresses: tuple[IPv4Network | IPv6Network, ...] = ()
+    static: tuple[str, ...] = ()
+    """`resolve:` fixed addresses used instead of DNS; each must lie in `addresses`."""
+    ca_pem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodySpec:
+    """How an operation is recognised in a body. `matcher` names an evaluator in rules/operations/__init__.py.
+
+    `params` is that evaluator's own closed parameter value. `bound` is in bytes.
+    """
+
+    matcher: str
+    bound: int
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One thing a client can do at a service, and how it is recognised. Unknown means write."""
+
+    id: str
+    """`service/operation` (`github/git.fetch`); hand-written ones are `role/rule-name`."""
+    effect: Effect
+    hosts: tuple[HostPattern, ...]
+    port: int
+    scheme: Scheme
+    methods: tuple[str, ...]
+    """Upper case. GET includes HEAD."""
+    paths: tuple[PathPattern, ...]
+    query: Mapping[str, tuple[str, ...] | None] | None = field(default_factory=dict)
+    """None: `query: any`. Otherwise allowed names; a tuple lists allowed values, None allows any value."""
+    query_required: tuple[str, ...] = ()
+    request_headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Headers that must be present once with one of these values (media types are compared without parameters)."""
+    body: BodySpec | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """argument -> how it is made from captures: `{owner}/{repo}`; values are decoded text."""
+    extra_request_headers: tuple[str, ...] = ()
+    """Names beyond the base allowlist that may pass on a credentialed call."""
+    native: str = "problem"
+    """The refusal shape: problem, git, npm, pypi, openai, anthropic."""
+    placeholders_inert: bool = False
+    redirects_declared: bool = False
+    download: bool = False
+    websocket: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One entry of a role's allow or deny list, with its operations resolved."""
+
+    id: RuleId
+    action: Literal["deny", "allow"]
+    operations: tuple[Operation, ...]
+    """For a deny of whole hosts: empty, with `hosts` set."""
+    hosts: tuple[HostPattern, ...] = ()
+    port: int | None = None
+    bind: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """`with:` argument -> allowed patterns; may hold `${sandbox.x}`."""
+    credential: CredentialRef | None = None
+    tunnel: bool = False
+    tunnel_reason: str = ""
+    max_bytes: int | None = None
+    max_seconds: float | None = None
+    protocol: Literal["http1", "h2"] = "http1"
+    client_auth: bool = False
+    result_keep: tuple[str, ...] | None = None
+    requests: tuple[int, int] | None = None
+    """(count, seconds)."""
+    response_bytes: int | None = None
+    request_bytes: int | None = None
+    approval: str | None = None
+    message: str = ""
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    name: str
+    rules: tuple[Rule, ...]
+    """`everyone` deny rules included."""
+    message: str = ""
+    boundary_external: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The whole policy. `digest` is hex SHA-256 over the canonical document; `document` is that JSON value."""
+
+    digest: str
+    document: Mapping[str, Any]
+    roles: Mapping[str, Role]
+    destinations: Mapping[str, DestinationDef]
+    """By host text."""
+    credentials: Mapping[CredentialRef, CredentialDef]
