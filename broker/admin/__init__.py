@@ -1,0 +1,22 @@
+"""The admin API: JSON over HTTP on a Unix socket. server.py serves it in the vault; client.py is for commands.
+
+Every answer is a JSON object. A refusal or fault is {"error": code, "detail": sentence, "remedy": sentence}.
+Times are Unix seconds; no answer holds a secret; a token and placeholders appear once, in the answer to a create.
+
+ GET    /v1/status                 processes, policy (active digest, rejection), sandboxes, store generation
+ POST   /v1/sandboxes              {role, ttl?, owner?, agent?, task?, attributes?, channel?, tenant?}
+                                   201 {id, tenant, epoch, role, owner, agent, task, attributes, created_at,
+                                   expires_at, token, channel, channel_key, env, placeholders, proxy_url}
+                                   ttl: seconds or "90s", "15m", "1h"; channel: {"kind": "shared"} (default) or
+                                   {"kind": "address", "address": "10.0.0.2"} or {"kind": "port"|"unix"|"namespace"}
+                                   (these three identify alone and get a channel_key for their listener)
+ GET    /v1/sandboxes[?all=1]      {sandboxes: [...]}                 GET /v1/sandboxes/{id}
+ DELETE /v1/sandboxes/{id}         {id, ended_at, deleted: [...], remains: [...], unacknowledged: [...]}
+ GET    /v1/policy                 {digest, loaded_at, files, roles, warnings, rejected, document}
+ POST   /v1/policy/reload          {digest, changed, warnings, unacknowledged} or 422 {..., problems: [...]}
+ POST   /v1/policy/decide          {sandbox | role, method, url, headers?} -> what would be decided
+ GET    /v1/secrets                {generation, secrets: [{name, owner, version, created_at, scrub}]}
+ POST   /v1/secrets                {name, owner, value | value_base64, scrub?} 201 {name, version, generation}
+ PUT    /v1/secrets/{name}         {value | value_base64, scrub?}  rotate   DELETE /v1/secrets/{name}
+ GET    /v1/ca                     {root_pem, fingerprint_sha256}
+"""

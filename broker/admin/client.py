@@ -1,0 +1,164 @@
+"""`AdminClient`: a small blocking client of the admin API for commands. Standard library only; no proxy, no netrc."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from broker.errors import BrokerError
+
+MAX_ANSWER = 16 * 1024 * 1024
+
+
+class AdminError(BrokerError):
+    """The API refused, or is not there. `code`, `detail`, `remedy` for people; `status` 0 when nothing answered."""
+
+    def __init__(
+        self, code: str, detail: str = "", remedy: str = "", *, status: int = 0, body: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(code, detail, remedy)
+        self.status = status
+        self.body: Mapping[str, Any] = body or {}
+
+
+class AdminClient:
+    """Calls over the Unix socket at `path`. One connection per call. Every method raises AdminError."""
+
+    def __init__(self, path: str | Path, *, timeout: float = 30.0) -> None:
+        self._path = str(path)
+        self._timeout = timeout
+
+    def status(self) -> dict[str, Any]:
+        return self.call("GET", "/v1/status")
+
+    def create_sandbox(
+        self,
+        role: str,
+        *,
+        ttl: int | str | None = None,
+        owner: str = "",
+        agent: str = "",
+        task: str = "",
+        attributes: Mapping[str, str] | None = None,
+        channel: Mapping[str, Any] | None = None,
+        tenant: str | None = None,
+    ) -> dict[str, Any]:
+        """Create a sandbox; returns after the workers know it. The answer holds its token, shown once."""
+        body: dict[str, Any] = {
+            "role": role,
+            "owner": owner,
+            "agent": agent,
+            "task": task,
+            "attributes": dict(attributes or {}),
+            "channel": dict(channel or {"kind": "shared"}),
+        }
+        if ttl is not None:
+            body["ttl"] = ttl
+        if tenant is not None:
+            body["tenant"] = tenant
+        return self.call("POST", "/v1/sandboxes", body)
+
+    def sandboxes(self, *, ended: bool = False) -> list[dict[str, Any]]:
+        return list(self.call("GET", "/v1/sandboxes" + ("?all=1" if ended else ""))["sandboxes"])
+
+    def sandbox(self, sandbox_id: str) -> dict[str, Any]:
+        return self.call("GET", f"/v1/sandboxes/{quote(sandbox_id, safe='')}")
+
+    def end_sandbox(self, sandbox_id: str) -> dict[str, Any]:
+        """End it; returns after every process closed what belonged to it, with what was deleted and what remains."""
+        return self.call("DELETE", f"/v1/sandboxes/{quote(sandbox_id, safe='')}")
+
+    def policy(self) -> dict[str, Any]:
+        return self.call("GET", "/v1/policy")
+
+    def reload_policy(self) -> dict[str, Any]:
+        return self.call("POST", "/v1/policy/reload", {})
+
+    def decide(
+        self,
+        method: str,
+        url: str,
+        *,
+        sandbox: str | None = None,
+        role: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """What would be decided; nothing is sent, charged or recorded as a request."""
+        body: dict[str, Any] = {"method": method, "url": url, "headers": dict(headers or {})}
+        if sandbox is not None:
+            body["sandbox"] = sandbox
+        if role is not None:
+            body["role"] = role
+        return self.call("POST", "/v1/policy/decide", body)
+
+    def secrets(self) -> list[dict[str, Any]]:
+        """Names, owners and versions; never values."""
+        return list(self.call("GET", "/v1/secrets")["secrets"])
+
+    def add_secret(self, name: str, value: bytes, *, owner: str, scrub: bool = True) -> dict[str, Any]:
+        body = {"name": name, "owner": owner, "value_base64": _encode(value), "scrub": scrub}
+        return self.call("POST", "/v1/secrets", body)
+
+    def rotate_secret(self, name: str, value: bytes) -> dict[str, Any]:
+        return self.call("PUT", f"/v1/secrets/{quote(name)}", {"value_base64": _encode(value)})
+
+    def remove_secret(self, name: str) -> dict[str, Any]:
+        return self.call("DELETE", f"/v1/secrets/{quote(name)}")
+
+    def ca(self) -> dict[str, Any]:
+        return self.call("GET", "/v1/ca")
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One request and its JSON answer. Raises AdminError."""
+        connection = _UnixConnection(self._path, self._timeout)
+        try:
+            content = None if body is None else json.dumps(body).encode()
+            headers = {} if content is None else {"Content-Type": "application/json"}
+            connection.request(method, path, body=content, headers=headers)
+            response = connection.getresponse()
+            raw = response.read(MAX_ANSWER + 1)
+            answer = json.loads(raw) if len(raw) <= MAX_ANSWER else None
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise AdminError(
+                "not-running", f"nothing answers at {self._path}", "start the gateway with `exeat up`"
+            ) from None
+        except PermissionError:
+            raise AdminError(
+                "not-permitted", f"{self._path} is not yours to use", "run as the gateway's user"
+            ) from None
+        except (OSError, http.client.HTTPException, ValueError):
+            raise AdminError("admin-unavailable", f"no usable answer from {self._path}") from None
+        finally:
+            connection.close()
+        if not isinstance(answer, dict):
+            raise AdminError("admin-unavailable", f"no usable answer from {self._path}")
+        if response.status >= 400:
+            raise AdminError(
+                str(answer.get("error", "admin-unavailable")),
+                str(answer.get("detail", "")),
+                str(answer.get("remedy", "")),
+                status=response.status,
+                body=answer,
+            )
+        return answer
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._unix_path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._unix_path)
+
+
+def _encode(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")

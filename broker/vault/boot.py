@@ -1,0 +1,98 @@
+"""`Boot`: what the supervisor tells the vault through one inherited descriptor. Unknown fields are errors.
+
+No key travels by argv or environment (RULINGS 1.3): this JSON comes through a pipe that only the two processes
+hold, and names files and inherited descriptors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from broker.errors import BrokerError
+
+
+class BootRefused(BrokerError):
+    """The vault does not start. `code`, a sentence and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """One inherited stream socket to a worker or an executor. `name` is its process name in records."""
+
+    name: str
+    kind: str
+    """`worker` or `executor`."""
+    fd: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """Paths are absolute. Durations in seconds."""
+
+    state_dir: str
+    """Mode 0700, ours: state.sqlite, store.json and ca/ live here."""
+    policy_path: str
+    """A file or a directory of *.yaml (with services/*.yaml below it)."""
+    credentials_path: str | None = None
+    key_file: str | None = None
+    """The store's key: 32 bytes as hex or base64, mode 0600, outside state_dir."""
+    passphrase_file: str | None = None
+    passphrase: str | None = field(default=None, repr=False)
+    danger_key_beside_store: bool = False
+    danger_shared_uid: bool = False
+    channels: tuple[Channel, ...] = ()
+    auditor_fd: int | None = None
+    digest_key: str = field(default="", repr=False)
+    """Hex: the per-installation key of keyed digests in records."""
+    admin_path: str | None = None
+    """Where the admin socket is made (mode 0600), or:"""
+    admin_fd: int | None = None
+    """a listening Unix socket, inherited."""
+    admin_uids: tuple[int, ...] = ()
+    """Who may call the admin API; empty means our own uid."""
+    admin_any_namespace: bool = False
+    """True only for containers, where the socket's file system is the boundary (RULINGS 1.5 departs, on record)."""
+    listen_path: str | None = None
+    """For containers: a Unix socket where workers and executors connect (one shared secret-free directory each)."""
+    listen_uids: Mapping[str, str] = field(default_factory=dict)
+    """For `listen_path`: peer uid (decimal) -> `worker` or `executor`."""
+    proxy_url: str = "http://127.0.0.1:3128"
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Values of the operator's environment that `env:` references name (our own environment is empty)."""
+    listener_ports: tuple[int, ...] = ()
+    self_addresses: tuple[str, ...] = ()
+    internal_ranges: tuple[str, ...] = ()
+    tenant: str = "default"
+    default_ttl: int = 3600
+    max_ttl: int = 7 * 24 * 3600
+    acknowledge_within: float = 2.0
+    ready_fd: int | None = None
+    """Written `ready\\n` once the admin API serves, then closed; on refusal one JSON line with the error."""
+
+
+def parse_boot(value: Mapping[str, Any]) -> Boot:
+    """Return the boot settings. Raises BootRefused for unknown or missing fields and relative paths."""
+    known = {item.name for item in fields(Boot)}
+    unknown = sorted(set(value) - known)
+    if unknown:
+        raise BootRefused("boot-unknown-field", ", ".join(unknown))
+    data = dict(value)
+    try:
+        data["channels"] = tuple(Channel(**item) for item in data.get("channels", ()))
+        for name in ("admin_uids", "listener_ports", "self_addresses", "internal_ranges"):
+            if name in data:
+                data[name] = tuple(data[name])
+        boot = Boot(**data)
+    except TypeError:
+        raise BootRefused("boot-invalid", "a field is missing or has the wrong form") from None
+    for name in ("state_dir", "policy_path", "credentials_path", "key_file", "passphrase_file", "admin_path"):
+        path = getattr(boot, name)
+        if path is not None and not Path(path).is_absolute():
+            raise BootRefused("boot-invalid", f"{name} must be absolute")
+    for channel in boot.channels:
+        if channel.kind not in ("worker", "executor"):
+            raise BootRefused("boot-invalid", "a channel is a worker's or an executor's")
+    return boot

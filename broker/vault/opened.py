@@ -1,0 +1,67 @@
+"""What the vault answers to a hand-off: `Refused` or `Opened`. Values only; the service puts them on the wire.
+
+`Opened` is made only by open.py, after the procedure's last step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from broker.vault.secret import Secret
+from rules.decision import Permit
+from rules.names import CredentialRef, RequestId
+from rules.policy import CredentialDef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """No. `reason` is a code of rules.reasons. Nothing of the request is reflected but what policy named."""
+
+    request_id: RequestId
+    reason: str
+    rule: str = ""
+    remedy: str = ""
+    message: str = ""
+    ticket: str = ""
+    """For a held request: what the agent quotes when it asks a person (RULINGS 8.1)."""
+    retry_after: int = 0
+    """Seconds; 0 says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantsBody:
+    """The operation is in the body: the executor reads at most `bound` bytes, judges them, and asks once more."""
+
+    request_id: RequestId
+    bound: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """One credential's public definition with its value for one call."""
+
+    definition: CredentialDef
+    secret: Secret
+    version: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """Yes: the permit, the material of this one call, and what its answer must not contain.
+
+    `material` is None for hand-offs that only need counting. `scrub` holds the other secrets bound to this
+    destination which this sandbox's role can use (RULINGS 7.1). `sequence` is the durable intent's.
+    """
+
+    request_id: RequestId
+    permit: Permit
+    policy_digest: str
+    material: Material | None
+    scrub: tuple[Secret, ...] = ()
+    sequence: int = 0
+    placeholders: tuple[tuple[CredentialRef, str], ...] = field(default=())
+    """(credential, sha256 hex of the placeholder): only the permit's own."""
+
+
+Answer = Refused | WantsBody | Opened
