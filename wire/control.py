@@ -1,0 +1,391 @@
+"""Control messages between the vault and its workers and executors, over one inherited stream each.
+
+    vault -> process   Welcome WorkerKey WorkerGone Snapshot Heartbeat Cut Drain Leaf LeafRefused Opened OpenRefused
+    process -> vault   Hello Ack LeafRequest CutDone Open Done Echo
+
+Rules: frames of wire/frames.py, fixed layouts of wire/fields.py. What the vault reads is only the second line: no
+JSON, no nesting (RULINGS 1.1). What it sends may hold one JSON document (the snapshot), bounded by MAX_FROM_VAULT.
+Order on a stream: Hello first, answered by Welcome, then a Snapshot; Heartbeat every 500 ms (RULINGS 9.5).
+
+`encode(message)` and `decode_to_vault` / `decode_from_vault` are one table in both directions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from rules.facts import BodyAttested
+from wire.fields import FieldReader, FieldWriter
+from wire.frames import Frame, WireError, encode_frame
+
+MAX_TO_VAULT = 1 << 20
+MAX_FROM_VAULT = 64 << 20
+"""A snapshot holds the whole policy document and every live sandbox."""
+HEARTBEAT_SECONDS = 0.5
+SILENCE_SECONDS = 2.0
+"""A process that hears nothing from the vault for this long stops accepting and cuts everything."""
+
+_SHORT = 512
+_SENTENCE = 16 * 1024
+_PEM = 64 * 1024
+_SECRET = 64 * 1024
+
+ProcessKind = Literal["worker", "executor"]
+CutKind = Literal["all", "sandbox", "credential", "policy"]
+_CUT_KINDS: tuple[CutKind, ...] = ("all", "sandbox", "credential", "policy")
+
+
+# vault -> process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The answer to Hello: the process's name and, for a worker, its hand-off key of this boot (else b"")."""
+
+    name: str
+    key: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Welcome(name={self.name!r})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerKey:
+    """To executors: the key that verifies statements of `worker`. Replaces an earlier one."""
+
+    worker: str
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"WorkerKey(worker={self.worker!r})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerGone:
+    """To executors: statements of `worker` are no longer accepted."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that a process decides from: `document` is the JSON of broker/vault/snapshot.py, as bytes."""
+
+    generation: int
+    document: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """The vault lives; `generation` is the newest, `now_floor` the highest wall time ever recorded (seconds)."""
+
+    generation: int
+    now_floor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Close what matches and answer CutDone after it is closed. The new snapshot was sent before.
+
+    `all`: everything; `sandbox`: `subject` is the sandbox id of `tenant`; `credential`: `subject` its name;
+    `policy`: whatever was permitted under a digest other than `subject`.
+    """
+
+    id: int
+    kind: CutKind
+    tenant: str = ""
+    subject: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Accept nothing new; end what runs within `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """The certificate chain (PEM) for the key that this worker named in Hello."""
+
+    id: int
+    chain_pem: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafRefused:
+    id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The vault's yes to Open `id`, after the durable intent. The material of exactly this call.
+
+    `credential` is "" where the call carries none. `scrub` are further byte strings that must not come back: secrets
+    bound to this destination that the sandbox's role can use (RULINGS 7.1). `rule` is the vault's own verdict.
+    """
+
+    id: int
+    rule: str
+    operation: str
+    policy_digest: str
+    credential: str = ""
+    version: str = ""
+    owner: str = ""
+    secret: bytes = b""
+    scrub: tuple[bytes, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Opened(id={self.id}, credential={self.credential!r})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRefused:
+    """The vault's no to Open `id`, already recorded by the vault. Fields as wire.handoff.Refusal."""
+
+    id: int
+    reason: str
+    rule: str = ""
+    remedy: str = ""
+    message: str = ""
+    ticket: str = ""
+    retry_after: int = 0
+
+
+FromVault = (
+    Welcome | WorkerKey | WorkerGone | Snapshot | Heartbeat | Cut | Drain | Leaf | LeafRefused | Opened | OpenRefused
+)
+
+
+# process -> vault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """First message of a process. `spki` is the worker's leaf public key (DER SubjectPublicKeyInfo), else b""."""
+
+    kind: ProcessKind
+    name: str
+    spki: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """The snapshot of `generation` is in force here."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafRequest:
+    """A leaf for `host`. `refusal` True: it only carries a refusal and draws on the sandbox's small budget."""
+
+    id: int
+    host: str
+    tenant: str = ""
+    sandbox: str = ""
+    refusal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutDone:
+    """Everything that Cut `id` matched is closed; `closed` counts it."""
+
+    id: int
+    closed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """From an executor: open the credential for this sealed statement. `attested` where it judged the body."""
+
+    id: int
+    sealed: bytes
+    attested: BodyAttested | None = None
+
+    def __repr__(self) -> str:
+        return f"Open(id={self.id})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """From an executor: the call of Open `id` is over and its material dropped. `sent`: bytes went upstream."""
+
+    id: int
+    sent: bool
+    status: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """From an executor: the answer to Open `id` held the secret, in `hits` places, which were masked."""
+
+    id: int
+    credential: str
+    hits: int
+
+
+ToVault = Hello | Ack | LeafRequest | CutDone | Open | Done | Echo
+Message = FromVault | ToVault
+
+
+def encode(message: Message) -> bytes:
+    """Return the frame for `message`. Raises WireError over bounds."""
+    w = FieldWriter()
+    match message:
+        case Welcome():
+            kind = 1
+            w.text(message.name, _SHORT).data(message.key, 32)
+        case WorkerKey():
+            kind = 2
+            w.text(message.worker, _SHORT).data(message.key, 32)
+        case WorkerGone():
+            kind = 3
+            w.text(message.worker, _SHORT)
+        case Snapshot():
+            kind = 4
+            w.number(message.generation).data(message.document, MAX_FROM_VAULT)
+        case Heartbeat():
+            kind = 5
+            w.number(message.generation).real(message.now_floor)
+        case Cut():
+            kind = 6
+            w.number(message.id).number(_CUT_KINDS.index(message.kind), 1)
+            w.text(message.tenant, _SHORT).text(message.subject, _SHORT)
+        case Drain():
+            kind = 7
+            w.real(message.seconds)
+        case Leaf():
+            kind = 8
+            w.number(message.id).data(message.chain_pem, _PEM)
+        case LeafRefused():
+            kind = 9
+            w.number(message.id).text(message.reason, _SHORT)
+        case Opened():
+            kind = 10
+            w.number(message.id).text(message.rule, _SHORT).text(message.operation, _SHORT)
+            w.text(message.policy_digest, _SHORT).text(message.credential, _SHORT)
+            w.text(message.version, _SHORT).text(message.owner, _SHORT)
+            w.data(message.secret, _SECRET).datas(message.scrub, 1024, _SECRET)
+        case OpenRefused():
+            kind = 11
+            w.number(message.id).text(message.reason, _SHORT).text(message.rule, _SHORT)
+            w.text(message.remedy, _SENTENCE).text(message.message, _SENTENCE)
+            w.text(message.ticket, _SHORT).number(message.retry_after, 4)
+        case Hello():
+            kind = 65
+            w.flag(message.kind == "executor").text(message.name, _SHORT).data(message.spki, _SHORT)
+        case Ack():
+            kind = 66
+            w.number(message.generation)
+        case LeafRequest():
+            kind = 67
+            w.number(message.id).text(message.host, _SHORT).text(message.tenant, _SHORT)
+            w.text(message.sandbox, _SHORT).flag(message.refusal)
+        case CutDone():
+            kind = 68
+            w.number(message.id).number(message.closed)
+        case Open():
+            kind = 69
+            w.number(message.id).data(message.sealed, MAX_TO_VAULT).flag(message.attested is not None)
+            if message.attested is not None:
+                w.texts(sorted(message.attested.operations), 256, _SHORT).data(message.attested.sha256, 32)
+        case Done():
+            kind = 70
+            w.number(message.id).flag(message.sent).number(message.status, 2)
+            w.number(message.bytes_up).number(message.bytes_down)
+        case Echo():
+            kind = 71
+            w.number(message.id).text(message.credential, _SHORT).number(message.hits)
+    return encode_frame(kind, w.finish(), MAX_FROM_VAULT if kind < 64 else MAX_TO_VAULT)
+
+
+def decode_to_vault(frame: Frame) -> ToVault:
+    """Return the message that a process sent. Raises WireError for any other frame or layout."""
+    r = FieldReader(frame.payload)
+    message: ToVault
+    match frame.type:
+        case 65:
+            kind: ProcessKind = "executor" if r.flag() else "worker"
+            message = Hello(kind=kind, name=r.text(_SHORT), spki=r.data(_SHORT))
+        case 66:
+            message = Ack(generation=r.number())
+        case 67:
+            message = LeafRequest(
+                id=r.number(), host=r.text(_SHORT), tenant=r.text(_SHORT), sandbox=r.text(_SHORT), refusal=r.flag()
+            )
+        case 68:
+            message = CutDone(id=r.number(), closed=r.number())
+        case 69:
+            number, sealed, attested = r.number(), r.data(MAX_TO_VAULT), None
+            if r.flag():
+                attested = BodyAttested(operations=frozenset(r.texts(256, _SHORT)), sha256=r.data(32))
+                if len(attested.sha256) != 32:
+                    raise WireError("a digest has a wrong length")
+            message = Open(id=number, sealed=sealed, attested=attested)
+        case 70:
+            message = Done(id=r.number(), sent=r.flag(), status=r.number(2), bytes_up=r.number(), bytes_down=r.number())
+        case 71:
+            message = Echo(id=r.number(), credential=r.text(_SHORT), hits=r.number())
+        case _:
+            raise WireError("a frame of an unknown type")
+    r.finish()
+    return message
+
+
+def decode_from_vault(frame: Frame) -> FromVault:
+    """Return the message that the vault sent. Raises WireError for any other frame or layout."""
+    r = FieldReader(frame.payload)
+    message: FromVault
+    match frame.type:
+        case 1:
+            message = Welcome(name=r.text(_SHORT), key=r.data(32))
+        case 2:
+            message = WorkerKey(worker=r.text(_SHORT), key=r.data(32))
+        case 3:
+            message = WorkerGone(worker=r.text(_SHORT))
+        case 4:
+            message = Snapshot(generation=r.number(), document=r.data(MAX_FROM_VAULT))
+        case 5:
+            message = Heartbeat(generation=r.number(), now_floor=r.real())
+        case 6:
+            number, kind = r.number(), r.number(1)
+            if kind >= len(_CUT_KINDS):
+                raise WireError("a cut of an unknown kind")
+            message = Cut(id=number, kind=_CUT_KINDS[kind], tenant=r.text(_SHORT), subject=r.text(_SHORT))
+        case 7:
+            message = Drain(seconds=r.real())
+        case 8:
+            message = Leaf(id=r.number(), chain_pem=r.data(_PEM))
+        case 9:
+            message = LeafRefused(id=r.number(), reason=r.text(_SHORT))
+        case 10:
+            message = Opened(
+                id=r.number(),
+                rule=r.text(_SHORT),
+                operation=r.text(_SHORT),
+                policy_digest=r.text(_SHORT),
+                credential=r.text(_SHORT),
+                version=r.text(_SHORT),
+                owner=r.text(_SHORT),
+                secret=r.data(_SECRET),
+                scrub=r.datas(1024, _SECRET),
+            )
+        case 11:
+            message = OpenRefused(
+                id=r.number(),
+                reason=r.text(_SHORT),
+                rule=r.text(_SHORT),
+                remedy=r.text(_SENTENCE),
+                message=r.text(_SENTENCE),
+                ticket=r.text(_SHORT),
+                retry_after=r.number(4),
+            )
+        case _:
+            raise WireError("a frame of an unknown type")
+    r.finish()
+    return message
