@@ -42,6 +42,8 @@ class PathPattern:
     names: tuple[str, ...]
     rest: bool
     encoded_slash: bool = False
+    shapes: tuple[str, ...] = ()
+    """One per name, a key of rules.matching.SHAPES (`segment`: any). Made by rules.matching.parse_path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,8 @@ class Operation:
     body: BodySpec | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)
     """argument -> how it is made from captures: `{owner}/{repo}`; values are decoded text."""
+    fold: tuple[str, ...] = ()
+    """Arguments that ignore ASCII case when a rule binds them (repository names at GitHub)."""
     extra_request_headers: tuple[str, ...] = ()
     """Names beyond the base allowlist that may pass on a credentialed call."""
     native: str = "problem"

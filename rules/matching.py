@@ -1,0 +1,387 @@
+"""Matching: is this attempt that operation, and with which arguments?
+
+1. The head comes first, cheapest facts first: host, port, scheme, method, path, query, required headers.
+2. Then the body, where the operation lies in it: not read yet -> WantsBody; bytes -> the evaluator; attested
+   by an executor -> only its word counts (the vault parses nothing that came from outside).
+3. Arguments are made from captures and from what the evaluator found; a rule binds them (`with:`).
+
+Anything unexpected is NoMatch: an evaluator that raises, a body over its bound, an unknown matcher.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, urlencode
+
+from rules.facts import BodyAttested, RequestFacts, Sandbox
+from rules.operations import EVALUATORS
+from rules.paths import CanonicalPath
+from rules.policy import Operation, PathPattern, Rule
+
+Near = str
+"""How far an operation that did not match came: host, port, scheme, method, path, query, header, body, argument."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoMatch:
+    """Not this operation. `near` names the first check that failed; later names mean a nearer miss (NEARNESS)."""
+
+    near: Near
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantsBody:
+    """The head fits; at most `bound` bytes of body decide."""
+
+    bound: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """It is this operation. `arguments` holds only those that this attempt states."""
+
+    arguments: dict[str, str] = field(default_factory=dict)
+
+
+NEARNESS: tuple[Near, ...] = ("host", "port", "scheme", "path", "method", "query", "header", "body", "argument")
+"""Checks in order: the later the one that failed, the more useful it is to tell the agent."""
+
+
+class InvalidTemplate(ValueError):
+    """A path template or binding pattern that cannot be used. str() is a fixed sentence."""
+
+
+def match_operation(op: Operation, facts: RequestFacts) -> Matched | WantsBody | NoMatch:
+    """Judge whether `facts` state the operation `op`. Never raises."""
+    destination = facts.destination
+    if not any(pattern.matches(destination.host) for pattern in op.hosts):
+        return NoMatch(near="host")
+    if destination.port != op.port:
+        return NoMatch(near="port")
+    if destination.scheme != op.scheme:
+        return NoMatch(near="scheme")
+    captures: dict[str, str] | None = None
+    for pattern in op.paths:
+        captures = match_path(pattern, facts.path)
+        if captures is not None:
+            break
+    if captures is None:
+        return NoMatch(near="path")
+    if facts.method not in op.methods and not (facts.method == "HEAD" and "GET" in op.methods):
+        return NoMatch(near="method")
+    if not _query_fits(op, facts):
+        return NoMatch(near="query")
+    if not _headers_fit(op, facts):
+        return NoMatch(near="header")
+    captures.update((f"query.{name}", value) for name, value in facts.query.pairs)
+    stated: Mapping[str, str] = {}
+    if op.body is not None:
+        match facts.body:
+            case None:
+                return WantsBody(bound=op.body.bound)
+            case BodyAttested():
+                attested = _attested(op.id, facts.body)
+                if attested is None:
+                    return NoMatch(near="body")
+                stated = attested
+            case bytes():
+                evaluated = _evaluate(op, facts.body, facts)
+                if evaluated is None:
+                    return NoMatch(near="body")
+                stated = evaluated
+    arguments = _arguments(op, captures)
+    if arguments.keys() & stated.keys():
+        return NoMatch(near="argument")
+    return Matched(arguments={**arguments, **stated})
+
+
+def match_path(pattern: PathPattern, path: CanonicalPath) -> dict[str, str] | None:
+    """Return the captures of `path` (decoded once, in the shape's canonical spelling), or None.
+
+    A capture takes exactly one non-empty segment; `**` takes one or more, the first non-empty. A segment that
+    holds an encoded slash fits only where the pattern says `encoded_slash`.
+    """
+    if path.encoded_slash and not pattern.encoded_slash:
+        return None
+    if len(pattern.shapes) != len(pattern.names):
+        return None
+    segments = path.segments
+    fixed = len(pattern.segments)
+    if pattern.rest:
+        if len(segments) <= fixed or segments[fixed] == "":
+            return None
+    elif len(segments) != fixed:
+        return None
+    captures: dict[str, str] = {}
+    index = 0
+    for wanted, segment in zip(pattern.segments, segments, strict=False):
+        if wanted is not None:
+            if wanted != segment:
+                return None
+            continue
+        value = SHAPES[pattern.shapes[index]](segment)
+        if value is None:
+            return None
+        captures[pattern.names[index]] = value
+        index += 1
+    return captures
+
+
+def parse_path(template: str, *, encoded_slash: bool = False) -> PathPattern:
+    """Return the pattern for `template`: `/v1/orders/{id}`, `/public/**`, `/{package:npm-package}`.
+
+    `{name}` takes one segment, `{name:shape}` one segment of a shape in SHAPES. Literals are written as the
+    decoded text. Raises InvalidTemplate.
+    """
+    if not template.startswith("/") or len(template) > 2048:
+        raise InvalidTemplate("a path starts with a slash and has at most 2,048 characters")
+    parts = template[1:].split("/")
+    rest = parts[-1] == "**"
+    if rest:
+        parts.pop()
+    segments: list[str | None] = []
+    names: list[str] = []
+    shapes: list[str] = []
+    for position, part in enumerate(parts):
+        capture = _CAPTURE.match(part)
+        if capture:
+            name, shape = capture[1], capture[2] or "segment"
+            if name in names:
+                raise InvalidTemplate("a capture name occurs twice in one path")
+            if shape not in SHAPES:
+                raise InvalidTemplate("unknown capture shape")
+            names.append(name)
+            shapes.append(shape)
+            segments.append(None)
+        elif part == "" and (rest or position != len(parts) - 1):
+            raise InvalidTemplate("a path has no empty segment")
+        elif part in (".", "..") or _NOT_LITERAL.search(part):
+            raise InvalidTemplate("a path segment is literal text or one {name}; ** stands last")
+        else:
+            segments.append(part)
+    return PathPattern(
+        template=template,
+        segments=tuple(segments),
+        names=tuple(names),
+        shapes=tuple(shapes),
+        rest=rest,
+        encoded_slash=encoded_slash,
+    )
+
+
+def bind_arguments(rule: Rule, sandbox: Sandbox, arguments: Mapping[str, str]) -> bool:
+    """True if every argument that `rule` binds is stated and fits one of its patterns.
+
+    A pattern is text, `*` (any run of characters inside one `/`-separated segment, at least one if alone) and
+    `${sandbox.x}`. An argument that the attempt does not state, or an attribute that the sandbox does not have,
+    never fits. Arguments that some operation of the rule marks as `fold` ignore ASCII case.
+    """
+    folded = {name for op in rule.operations for name in op.fold}
+    for name, patterns in rule.bind.items():
+        value = arguments.get(name)
+        if value is None:
+            return False
+        if not any(_fits(pattern, value, sandbox, fold=name in folded) for pattern in patterns):
+            return False
+    return True
+
+
+def check_binding(pattern: str) -> None:
+    """Raise InvalidTemplate unless `pattern` can be used in `with:`."""
+    if not pattern or len(pattern) > 512 or not pattern.isprintable() or "**" in pattern:
+        raise InvalidTemplate("a binding is printable text; * stays inside one segment")
+    if _SANDBOX.sub("", pattern).find("${") >= 0:
+        raise InvalidTemplate("a binding substitutes only ${sandbox.name}")
+
+
+def attestation(operation: str, arguments: Mapping[str, str]) -> str:
+    """Return the entry of `BodyAttested.operations` by which an executor states an operation and its arguments.
+
+    The plain operation id is an attestation without arguments.
+    """
+    return f"{operation}?{urlencode(sorted(arguments.items()))}" if arguments else operation
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+_CAPTURE = re.compile(r"\{([a-z][a-z0-9_]{0,31})(?::([a-z][a-z0-9-]{0,31}))?\}\Z")
+_NOT_LITERAL = re.compile(r"[{}*?#\\%;\x00-\x20\x7f]")
+_PLACE = re.compile(r"\{([a-z][a-z0-9_.]{0,63})\}")
+_SANDBOX = re.compile(r"\$\{sandbox\.([a-z][a-z0-9_]{0,63})\}")
+_ONE_SEGMENT = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
+
+
+def _query_fits(op: Operation, facts: RequestFacts) -> bool:
+    pairs = facts.query.pairs
+    names = [name for name, _ in pairs]
+    if any(names.count(required) != 1 for required in op.query_required):
+        return False
+    if op.query is None:
+        return True
+    if len(set(names)) != len(names):
+        return False
+    for name, value in pairs:
+        if name not in op.query:
+            return False
+        allowed = op.query[name]
+        if allowed is not None and value not in allowed:
+            return False
+    return True
+
+
+def _headers_fit(op: Operation, facts: RequestFacts) -> bool:
+    for name, allowed in op.request_headers.items():
+        values = facts.header(name)
+        if len(values) != 1:
+            return False
+        value = values[0].strip().lower() if name not in ("content-type", "accept") else media_type(values[0])
+        if value not in allowed:
+            return False
+    return True
+
+
+def media_type(value: str) -> str:
+    """The media type of a Content-Type value, lower case, without parameters (RFC 9110 8.3.1)."""
+    return value.partition(";")[0].strip().lower()
+
+
+def _evaluate(op: Operation, body: bytes, facts: RequestFacts) -> Mapping[str, str] | None:
+    assert op.body is not None
+    if len(body) > op.body.bound:
+        return None
+    evaluator = EVALUATORS.get(op.body.matcher)
+    if evaluator is None:
+        return None
+    try:
+        return evaluator(op.body.params, body, facts)
+    except Exception:  # noqa: BLE001  an evaluator that stumbles has recognised nothing (I09)
+        return None
+
+
+def _attested(operation: str, attested: BodyAttested) -> Mapping[str, str] | None:
+    if operation in attested.operations:
+        return {}
+    for entry in attested.operations:
+        name, question, rest = entry.partition("?")
+        if name == operation and question:
+            pairs = parse_qsl(rest, keep_blank_values=True)
+            return dict(pairs) if len(dict(pairs)) == len(pairs) else None
+    return None
+
+
+def _arguments(op: Operation, captures: Mapping[str, str]) -> dict[str, str]:
+    arguments: dict[str, str] = {}
+    for name, template in op.arguments.items():
+        if all(place in captures for place in _PLACE.findall(template)):
+            arguments[name] = _PLACE.sub(lambda match: captures[match[1]], template)
+    return arguments
+
+
+def _fits(pattern: str, value: str, sandbox: Sandbox, *, fold: bool) -> bool:
+    whole = _SANDBOX.fullmatch(pattern)
+    if whole:
+        # Alone it is compared as plain text: whatever the attribute holds, it means nothing but itself.
+        attribute = _attribute(sandbox, whole[1])
+        return attribute is not None and attribute != "" and _same(attribute, value, fold=fold)
+    filled: list[str] = []
+    position = 0
+    for match in _SANDBOX.finditer(pattern):
+        attribute = _attribute(sandbox, match[1])
+        if attribute is None or not _ONE_SEGMENT.match(attribute):
+            return False
+        filled += [pattern[position : match.start()], attribute]
+        position = match.end()
+    filled.append(pattern[position:])
+    text = "".join(filled)
+    if fold:
+        text, value = _lower(text), _lower(value)
+    return _glob(text, value)
+
+
+def _glob(pattern: str, value: str) -> bool:
+    wanted, given = pattern.split("/"), value.split("/")
+    return len(wanted) == len(given) and all(map(_glob_segment, wanted, given))
+
+
+def _glob_segment(pattern: str, value: str) -> bool:
+    # First piece, last piece, and the leftmost place of each between: linear, where a regular expression is not.
+    first, *pieces = pattern.split("*")
+    if not pieces:
+        return first == value
+    if pattern == "*":
+        return value != ""
+    last = pieces.pop()
+    if len(value) < len(first) + len(last) or not value.startswith(first) or not value.endswith(last):
+        return False
+    position, end = len(first), len(value) - len(last)
+    for piece in pieces:
+        place = value.find(piece, position, end)
+        if place < 0:
+            return False
+        position = place + len(piece)
+    return True
+
+
+def _attribute(sandbox: Sandbox, name: str) -> str | None:
+    match name:
+        case "id":
+            return sandbox.id
+        case "owner":
+            return sandbox.owner
+        case "agent":
+            return sandbox.agent
+        case "task":
+            return sandbox.task
+        case _:
+            return sandbox.attributes.get(name)
+
+
+def _same(left: str, right: str, *, fold: bool) -> bool:
+    return _lower(left) == _lower(right) if fold else left == right
+
+
+def _lower(text: str) -> str:
+    # ASCII only: str.lower() also maps the Kelvin sign to k, which no server does.
+    return "".join(chr(ord(char) + 32) if "A" <= char <= "Z" else char for char in text)
+
+
+# --- capture shapes --------------------------------------------------------------------------------------------------
+
+_NPM_NAME = r"[A-Za-z0-9~-][A-Za-z0-9._~-]{0,213}"
+
+
+def _segment(text: str) -> str | None:
+    return text or None
+
+
+def _shape(regex: str) -> Callable[[str], str | None]:
+    compiled = re.compile(rf"(?:{regex})\Z")
+    return lambda text: text if compiled.match(text) else None
+
+
+def _git_repository(text: str) -> str | None:
+    """A repository name with its optional `.git` removed; `x.git.git` and names of dots are refused."""
+    name = text[:-4] if _lower(text).endswith(".git") else text
+    if not re.match(r"[A-Za-z0-9._-]{1,100}\Z", name) or _lower(name).endswith(".git") or set(name) == {"."}:
+        return None
+    return name
+
+
+SHAPES: Mapping[str, Callable[[str], str | None]] = {
+    "segment": _segment,
+    "number": _shape(r"[0-9]{1,20}"),
+    "word": _shape(r"[A-Za-z0-9_-]{1,128}"),
+    "hex": _shape(r"[0-9a-f]{2,128}"),
+    "git-owner": _shape(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,98})"),
+    "git-repository": _git_repository,
+    "npm-package": _shape(rf"{_NPM_NAME}|@{_NPM_NAME}/{_NPM_NAME}"),
+    "npm-scope": _shape(rf"@{_NPM_NAME}"),
+    "npm-name": _shape(_NPM_NAME),
+    "npm-tarball": _shape(r"[A-Za-z0-9~._-][A-Za-z0-9._~+-]{0,250}\.tgz"),
+    "python-project": _shape(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?"),
+    "python-file": _shape(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,240}\.(?:whl|zip|egg|exe|tar\.gz|tar\.bz2|tgz)"),
+    "python-sidecar": _shape(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,240}\.(?:whl|zip|tar\.gz|tar\.bz2|tgz)\.(?:metadata|asc)"),
+}
+"""Capture shapes: text of one decoded segment -> its canonical spelling, or None where it does not fit."""
