@@ -13,7 +13,7 @@ Order on a stream: Hello first, answered by Welcome, then a Snapshot; Heartbeat 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 from rules.facts import BodyAttested
 from wire.fields import FieldReader, FieldWriter

@@ -22,7 +22,7 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, cast
+from typing import Literal
 
 from rules.facts import BodyAttested, RequestFacts, TunnelFacts
 from rules.names import Host, InvalidName, Scheme
@@ -71,7 +71,7 @@ class FrameType(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What the sandbox itself showed. `token` as presented ("" where none came); `channel_key` is the key that the
-    supervisor gave only to the listener that serves this sandbox ("" on shared listeners); `peer` is the source address.
+    supervisor gave only to the listener that serves this sandbox ("" on shared listeners); `peer` the source address.
 
     Both, where both exist, must lead to the same sandbox (RULINGS 2.5). Never logged.
     """
@@ -431,6 +431,6 @@ def statement_frame(sealed: bytes) -> bytes:
 def frame_type(frame: Frame) -> FrameType:
     """Return the frame's type. Raises WireError for one that is not in the table."""
     try:
-        return cast(FrameType, FrameType(frame.type))
+        return FrameType(frame.type)
     except ValueError:
         raise WireError("a frame of an unknown type") from None
