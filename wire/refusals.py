@@ -1,0 +1,178 @@
+"""Refusals as an agent reads them: one Reason rendered as problem+json and in the shapes that clients show.
+
+Constant per reason (I29): the text comes from the reason table, the rule id, its remedy and message from policy,
+the request id and the ticket from us. Nothing of the request or of an upstream is ever put in. Sources: RFC 9457
+(problem details), RFC 9209 (Proxy-Status), RULINGS 8.1, and what each client shows (reference of registries).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rules.reasons import REFUSAL_TITLE, reason
+
+MAX_FIELD = 1024
+"""Characters of rule, remedy, message or ticket that are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What is told. `code` is a reason code; unknown ones are told as internal-error."""
+
+    code: str
+    request_id: str
+    rule: str = ""
+    remedy: str = ""
+    """What policy says would help; empty: the reason's own remedy."""
+    message: str = ""
+    """The operator's fixed sentence (`message:` on a rule or role)."""
+    ticket: str = ""
+    retry_after: int = 0
+    """Seconds; 0 says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """A complete answer. `headers` hold everything but Connection; Content-Length is included."""
+
+    status: int
+    phrase: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+def render(refusal: Refusal, shape: str = "problem") -> Rendered:
+    """Return the answer for `refusal` in `shape`: problem, git, npm, pypi, openai, anthropic or jsonrpc.
+
+    An unknown shape is rendered as problem. Never raises.
+    """
+    row = reason(refusal.code)
+    content_type, body = _SHAPES.get(shape, _problem)(problem(refusal))
+    headers = [
+        ("content-type", content_type),
+        ("content-length", str(len(body))),
+        # RFC 9209 section 2: our name, the error type, and as details the stable code alone.
+        ("proxy-status", f'exeat; error={row.proxy_error}; details="{row.code}"'),
+        ("x-should-retry", "true" if row.retryable else "false"),
+        ("cache-control", "no-store"),
+        ("x-content-type-options", "nosniff"),
+    ]
+    if row.status == 407:
+        headers.append(("proxy-authenticate", 'Basic realm="exeat", charset="UTF-8"'))
+    if refusal.retry_after > 0:
+        headers.append(("retry-after", str(refusal.retry_after)))
+    return Rendered(status=row.status, phrase=REFUSAL_TITLE, headers=tuple(headers), body=body)
+
+
+def problem(refusal: Refusal) -> dict[str, Any]:
+    """The problem document (RFC 9457 section 3) as a JSON value, members in reading order."""
+    row = reason(refusal.code)
+    remedy = _shown(refusal.remedy) or row.remedy
+    document: dict[str, Any] = {
+        "type": row.type,
+        "title": REFUSAL_TITLE,
+        "status": row.status,
+        "detail": f"{row.title} {remedy}",
+        "reason": row.code,
+        "request_id": _shown(refusal.request_id),
+        "remedy": remedy,
+        "retryable": row.retryable,
+    }
+    for name in ("rule", "message", "ticket"):
+        value = _shown(getattr(refusal, name))
+        if value:
+            document[name] = value
+    return document
+
+
+def shape_for(native: str, user_agent: str) -> str:
+    """The shape to use: the operation's own, else by the client's name where it shows only one form."""
+    if native != "problem":
+        return native
+    lowered = user_agent.lower()
+    return next((shape for prefix, shape in _AGENTS if lowered.startswith(prefix)), "problem")
+
+
+# --- shapes ------------------------------------------------------------------------------------------------------
+
+_AGENTS: tuple[tuple[str, str], ...] = (
+    ("git/", "git"),
+    ("git-lfs/", "problem"),
+    ("npm/", "npm"),
+    ("pip/", "pypi"),
+    ("uv/", "pypi"),
+    ("cargo", "git"),
+    ("go-http-client", "git"),
+    ("go-", "git"),
+)
+"""cargo and go show plain text as git does: a few short lines of graphic characters."""
+
+
+def _shown(text: str) -> str:
+    """One printable line: controls and bidirectional marks are dropped, the rest is cut to MAX_FIELD."""
+    return "".join(char for char in text[:MAX_FIELD] if char.isprintable())
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _problem(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    # uv wants exactly this media type, without a charset parameter.
+    return "application/problem+json", _json(document)
+
+
+def _lines(document: Mapping[str, Any]) -> list[str]:
+    lines = [f"{document['title']}: {document['detail']}"]
+    if "message" in document:
+        lines.append(str(document["message"]))
+    named = [f"reason {document['reason']}", f"request {document['request_id']}"]
+    named += [f"{name} {document[name]}" for name in ("rule", "ticket") if name in document]
+    lines.append(", ".join(named))
+    return lines
+
+
+def _git(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    # go drops a text with a non-graphic or non-ASCII character and stops after 8 lines.
+    text = "\n".join(_lines(document)).encode("ascii", "replace") + b"\n"
+    return "text/plain; charset=utf-8", text[:640]
+
+
+def _npm(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    return "application/problem+json", _json({**document, "error": " ".join(_lines(document))})
+
+
+def _openai(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    error = {
+        "message": " ".join(_lines(document)),
+        "type": "exeat_refusal",
+        "param": None,
+        "code": document["reason"],
+    }
+    return "application/json", _json({"error": error, "exeat": document})
+
+
+def _anthropic(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    error = {"type": "permission_error", "message": " ".join(_lines(document))}
+    return "application/json", _json(
+        {"type": "error", "error": error, "request_id": document["request_id"], "exeat": document}
+    )
+
+
+def _jsonrpc(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    error = {"code": -32001, "message": document["title"], "data": document}
+    return "application/json", _json({"jsonrpc": "2.0", "id": None, "error": error})
+
+
+_SHAPES: dict[str, Callable[[Mapping[str, Any]], tuple[str, bytes]]] = {
+    "problem": _problem,
+    "pypi": _problem,
+    "git": _git,
+    "npm": _npm,
+    "openai": _openai,
+    "anthropic": _anthropic,
+    "jsonrpc": _jsonrpc,
+}
