@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from typing import Any, Literal
 
-from rules.names import CredentialRef, Host, RuleId, Scheme
+from rules.names import CredentialRef, Destination, Host, RuleId, Scheme
 
 Effect = Literal["read", "write", "mint", "execute", "disclose"]
 
@@ -76,6 +76,16 @@ class CredentialDef:
     scrub: bool = True
     username: str | None = None
     """For `basic`: the fixed user name, or None to keep the one that the client sent."""
+    authorities: tuple[tuple[str, int], ...] | None = None
+    """(host text, port) of every place it may go; None means port 443 of each of `hosts`."""
+
+    def binds(self, destination: Destination) -> bool:
+        """True if this credential may ever go to `destination`: verified TLS, bound host, bound port (I10)."""
+        if destination.scheme != "https" or destination.host not in self.hosts:
+            return False
+        if self.authorities is None:
+            return destination.port == 443
+        return (destination.host.text, destination.port) in self.authorities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +171,8 @@ class Rule:
     response_bytes: int | None = None
     request_bytes: int | None = None
     approval: str | None = None
+    headers: tuple[str, ...] | None = None
+    """`headers:` lower-case names that may pass besides the base set; None where the rule does not say."""
     message: str = ""
     quiet: bool = False
 
@@ -172,6 +184,16 @@ class Role:
     """`everyone` deny rules included."""
     message: str = ""
     boundary_external: str | None = None
+    exact: Mapping[str, tuple[Rule, ...]] | None = None
+    """Host index made by rules.compile: exact host text -> its rules. None (hand-made roles): every rule is looked at."""
+    wild: tuple[Rule, ...] = ()
+    """With `exact`: the rules that hold a wildcard."""
+
+    def rules_for(self, host: Host) -> tuple[Rule, ...]:
+        """Every rule that can speak about `host`, and possibly more."""
+        if self.exact is None:
+            return self.rules
+        return self.exact.get(host.text, ()) + self.wild
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,3 +206,9 @@ class Policy:
     destinations: Mapping[str, DestinationDef]
     """By host text."""
     credentials: Mapping[CredentialRef, CredentialDef]
+
+    def credentials_of(self, role: str) -> tuple[CredentialDef, ...]:
+        """The credentials that rules of `role` use, sorted by name: one placeholder each goes into its sandboxes."""
+        found = self.roles.get(role)
+        names = {rule.credential for rule in found.rules if rule.credential is not None} if found else set()
+        return tuple(self.credentials[name] for name in sorted(names) if name in self.credentials)
