@@ -1,0 +1,147 @@
+"""What surrounds a sandbox under `exeat run`, as a launch plan (RULINGS 6.1).
+
+The workload sees: the operating system read-only; the working directory; a home, /tmp and /run of its own that
+end with it; the tool folders that its PATH names; `/run/exeat` with the CA files. It does not see: the user's
+home and the credential files in it, the state and settings folders, control sockets, the session bus, other
+processes. Its environment is built from an allow list, because a variable is where people keep keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from exeat.environment import REMOVED_VARIABLES
+from exeat.launch import Plan, ViewEntry, covered, system_view
+
+PROXY_PORT = 3128
+INSIDE = "/run/exeat"
+HOME = "/home/sandbox"
+
+PASSED_VARIABLES = (
+    "PATH LANG LANGUAGE TERM COLORTERM TZ SHELL NO_COLOR FORCE_COLOR COLUMNS LINES PAGER EDITOR VISUAL CI".split()
+)
+"""Beside LC_*: all that an `exeat run` takes over from the caller by itself."""
+
+_TOOL_FOLDERS = (
+    ".pyenv .nvm .volta .asdf .cargo/bin .rustup .bun .deno .local/bin .local/share/uv/python .local/share/uv/tools "
+    ".local/share/pipx .local/share/mise .sdkman go/bin .npm-global .nix-profile .local/pipx .rbenv"
+).split()
+"""Folders of a home that hold programs and no keys. Only those that a PATH entry lies in are shown, read-only."""
+
+
+class BoundaryRefused(ValueError):
+    """The caller asked for a view that would hand out what the boundary is for. str() names path and remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Facts about the caller that the plan depends on; collected by the command, so that this stays testable."""
+
+    environment: Mapping[str, str]
+    home: str
+    cwd: str
+    hidden: tuple[str, ...]
+    """State, settings and run folders of this installation: never visible inside."""
+
+
+def plan_sandbox(
+    *,
+    argv: Sequence[str],
+    surroundings: Surroundings,
+    variables: Mapping[str, str],
+    ca_pem: str,
+    bundle_pem: str,
+    uid: int,
+    gid: int,
+    read_only: Sequence[str] = (),
+    read_write: Sequence[str] = (),
+    port: int = PROXY_PORT,
+) -> Plan:
+    """Return the plan that runs `argv` in a sandbox whose only opening is the listener on `port`.
+
+    `variables` (proxy, CA, placeholders, --env) win over what is passed from the caller.
+    Raises BoundaryRefused where a requested path would show a hidden folder or the whole home.
+    """
+    view: list[ViewEntry] = system_view()
+    view += [
+        ("tmpfs", "mode=1777", "/tmp"),
+        ("tmpfs", "mode=0755", "/run"),
+        ("tmpfs", "mode=1777", "/var/tmp"),
+        ("tmpfs", f"mode=0700,uid={uid},gid={gid}", HOME),
+        ("file", ca_pem, f"{INSIDE}/ca.pem"),
+        ("file", bundle_pem, f"{INSIDE}/bundle.pem"),
+    ]
+    for folder in tool_folders(surroundings.environment.get("PATH", ""), surroundings.home):
+        if not covered(folder, view):
+            view.append(("ro", folder, folder))
+    for mode, paths in (("ro", read_only), ("rw", read_write)):
+        for path in paths:
+            _check_visible(path, surroundings)
+            view.append((mode, path, path))  # type: ignore[arg-type]  # a str of the two literals above
+    cwd = surroundings.cwd
+    if not covered(cwd, view):
+        if _shows_hidden(cwd, surroundings):
+            cwd = HOME
+        else:
+            view.append(("rw", cwd, cwd))
+    for path in surroundings.hidden:
+        if covered(path, view):
+            view.append(("tmpfs", "mode=0000", path))
+    return Plan(
+        argv=tuple(argv),
+        env=workload_environment(surroundings.environment, variables, cwd),
+        view=tuple(view),
+        cwd=cwd,
+        uid=uid,
+        gid=gid,
+        hostname="sandbox",
+        network=True,
+        listeners=(("127.0.0.1", port), ("::1", port)),
+        reap=True,
+        umask=0o022,
+    )
+
+
+def workload_environment(caller: Mapping[str, str], variables: Mapping[str, str], cwd: str) -> dict[str, str]:
+    """The environment inside: the allow list, a home of its own, then `variables`."""
+    passed = {name: value for name, value in caller.items() if name in PASSED_VARIABLES or name.startswith("LC_")} | {
+        "HOME": HOME,
+        "USER": "sandbox",
+        "LOGNAME": "sandbox",
+        "PWD": cwd,
+        "TMPDIR": "/tmp",
+    }
+    passed.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
+    for name in REMOVED_VARIABLES:
+        passed.pop(name, None)
+    return passed | dict(variables)
+
+
+def tool_folders(path_variable: str, home: str) -> list[str]:
+    """The program folders of `home` that `path_variable` uses (a PATH entry in ~/.pyenv/shims shows ~/.pyenv)."""
+    found: list[str] = []
+    entries = [os.path.normpath(entry) for entry in path_variable.split(":") if entry.startswith("/")]
+    for tool in _TOOL_FOLDERS:
+        folder = os.path.join(home, tool)
+        if any(entry == folder or entry.startswith(folder + "/") for entry in entries) and os.path.isdir(folder):
+            found.append(folder)
+    return found
+
+
+def _check_visible(path: str, surroundings: Surroundings) -> None:
+    if not os.path.isabs(path) or os.path.normpath(path) != path.rstrip("/"):
+        raise BoundaryRefused(f"{path}: give an absolute path without dots")
+    if not os.path.exists(path):
+        raise BoundaryRefused(f"{path}: does not exist")
+    if _shows_hidden(path, surroundings):
+        raise BoundaryRefused(f"{path}: holds the home folder or Exeat's own files; name the folder you need")
+
+
+def _shows_hidden(path: str, surroundings: Surroundings) -> bool:
+    real = os.path.realpath(path)
+    protected = [os.path.realpath(entry) for entry in (surroundings.home, *surroundings.hidden)]
+    return any(entry == real or entry.startswith(real.rstrip("/") + "/") for entry in protected) or any(
+        real.startswith(os.path.realpath(entry) + "/") for entry in surroundings.hidden
+    )

@@ -1,0 +1,356 @@
+"""The launcher: starts one program inside namespaces of its own, with a view of the file system that we built.
+
+Run as `python -I -m exeat.confine FD`: FD is an inherited Unix socket on which the plan (one JSON line) arrives
+and on which `{"ready": true}` with the listening sockets, or `{"error": ...}`, goes back. Used for sandboxes
+(`exeat run`) and for our own workers and executors; as root and as an ordinary user; needs no tool beside the
+kernel (docs/decisions/0004). It imports nothing of ours but the filter, and nothing after the view changed.
+
+The procedure, tagged below:
+
+ (1) own user namespace where we are not root; then mount, PID, IPC, UTS and, for sandboxes, network namespaces
+ (2) loopback up; listening sockets made inside and passed out: the only way out of the sandbox
+ (3) in the first process of the new PID namespace: a root of our own on tmpfs, bind mounts, /proc, /dev; pivot
+ (4) as root: become the given unprivileged uid and gid for good
+ (5) every capability dropped, also from the bounding set; no_new_privs; no core files
+ (6) the system-call filter (exeat/seccomp.py)
+ (7) inherited descriptors closed; the program started; the first process reaps and passes the exit code on
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import stat
+import struct
+import sys
+import warnings  # noqa: F401 - os.execvpe imports it lazily, when the disk it lies on is out of view
+from typing import Any, NoReturn
+
+from exeat.seccomp import program
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_MOUNT_ATTR = {"ro": 1 | 2 | 4, "rw": 2 | 4}
+"""MOUNT_ATTR_RDONLY, NOSUID, NODEV for mount_setattr(2), kernel 5.12 and later."""
+_SYS_MOUNT_SETATTR = 442
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
+_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
+_SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+
+class ConfineError(RuntimeError):
+    """A step could not be taken. str() names the step and the system's reason."""
+
+
+def main() -> NoReturn:
+    """Entry point: argv[1] is the socket's descriptor. Exits with the program's code; 125 when a step failed."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    plan = json.loads(_read_line(channel))
+    try:
+        child = _prepare(plan, channel)
+    except (OSError, ConfineError) as error:
+        _report_error(channel, str(error))
+        os._exit(125)
+    channel.close()
+    sys.exit(_wait_as_parent(child))
+
+
+def _prepare(plan: dict[str, Any], channel: socket.socket) -> int:
+    """Steps (1) and (2), then fork; returns the pid of the first process inside."""
+    is_root = os.geteuid() == 0
+    if not is_root:
+        uid, gid = os.getuid(), os.getgid()
+        _step("user namespace", os.unshare, os.CLONE_NEWUSER)  # (1)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+    spaces = os.CLONE_NEWNS | os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS
+    if plan["network"]:
+        spaces |= os.CLONE_NEWNET
+    _step("namespaces", os.unshare, spaces)
+    listeners: list[socket.socket] = []
+    if plan["network"]:
+        _loopback_up()  # (2)
+        for host, port in plan["listeners"]:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            # IPPROTO_TCP is named so that asyncio sets TCP_NODELAY on what it accepts.
+            listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _step(f"listener {host}:{port}", listener.bind, (host, port))
+            listener.listen(1024)
+            listeners.append(listener)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _first_process(plan, channel, listeners, is_root)
+        except BaseException as error:
+            _report_error(channel, f"{error}" if isinstance(error, OSError | ConfineError) else type(error).__name__)
+            os._exit(125)
+    for listener in listeners:
+        listener.close()
+    return pid
+
+
+def _first_process(
+    plan: dict[str, Any], channel: socket.socket, listeners: list[socket.socket], is_root: bool
+) -> NoReturn:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    socket.sethostname(plan["hostname"])
+    _build_view(plan)  # (3)
+    if is_root:
+        os.setgroups([])  # (4)
+        # Bounding capabilities can be dropped only while CAP_SETPCAP is still held.
+        _drop_bounding_set()
+        os.setresgid(plan["gid"], plan["gid"], plan["gid"])
+        os.setresuid(plan["uid"], plan["uid"], plan["uid"])
+    else:
+        _drop_bounding_set()
+    _drop_capabilities()  # (5)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid clears it (prctl(2))
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.chdir(plan["cwd"])
+    os.umask(plan["umask"])
+    _install_filter()  # (6)
+    if os.getuid() == 0 or (is_root and _effective_capabilities() != 0):
+        raise ConfineError("privileges could not be dropped")
+    socket.send_fds(channel, [b'{"ready": true}\n'], [listener.fileno() for listener in listeners])
+    channel.close()
+    for listener in listeners:
+        listener.close()
+    keep = sorted({0, 1, 2, *plan["pass_fds"]})  # (7)
+    _close_all_but(keep)
+    if not plan["reap"]:
+        _exec(plan)
+    pid = os.fork()
+    if pid == 0:
+        _exec(plan)
+    _prctl(_PR_SET_DUMPABLE, 0)
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the terminal sends these to the program itself as well
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+    while True:
+        try:
+            done, status = os.wait()
+        except InterruptedError:
+            continue
+        if done == pid:
+            os._exit(_exit_code(status))
+
+
+def _exec(plan: dict[str, Any]) -> NoReturn:
+    argv, environment = plan["argv"], plan["env"]
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        os.write(2, f"exeat: cannot start {argv[0]!r}: {error.strerror}\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+# --- (3) the view ---------------------------------------------------------------------------------------
+
+
+def _build_view(plan: dict[str, Any]) -> None:
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    base = "/tmp"  # noqa: S108 - only a mount point that exists everywhere; what lies beneath stays reachable
+    _mount("tmpfs", base, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755")
+    os.mkdir(f"{base}/old")
+    os.mkdir(f"{base}/new")
+    _mount(f"{base}/new", f"{base}/new", None, _MS_BIND)
+    _pivot(base, f"{base}/old")
+    os.chdir("/")
+    for kind, source, target in plan["view"]:
+        inside = "/new" + target
+        match kind:
+            case "tmpfs":
+                os.makedirs(inside, 0o755, exist_ok=True)
+                _mount("tmpfs", inside, "tmpfs", _MS_NOSUID | _MS_NODEV, source)
+            case "ro" | "rw":
+                _bind("/old" + source, inside, kind)
+            case "link":
+                os.makedirs(os.path.dirname(inside), 0o755, exist_ok=True)
+                os.symlink(source, inside)
+            case "file":
+                os.makedirs(os.path.dirname(inside), 0o755, exist_ok=True)
+                with open(inside, "wb") as stream:
+                    stream.write(source.encode())
+                os.chmod(inside, 0o644)
+            case _:
+                raise ConfineError(f"unknown view entry {kind!r}")
+    _make_dev()
+    os.makedirs("/new/proc", 0o755, exist_ok=True)
+    _mount("proc", "/new/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    _pivot("/new", "/new")
+    os.chdir("/")
+    _check(_libc.umount2(b".", _MNT_DETACH), "detach the old root")
+    os.chdir("/")
+
+
+def _bind(source: str, target: str, mode: str) -> None:
+    if not os.path.lexists(source):
+        raise ConfineError(f"{source.removeprefix('/old')} does not exist")
+    if stat.S_ISDIR(os.stat(source).st_mode):
+        os.makedirs(target, 0o755, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+        with open(target, "ab"):
+            pass
+    _mount(source, target, None, _MS_BIND | _MS_REC)
+    attributes = struct.pack("=QQQQ", _MOUNT_ATTR[mode], 0, 0, 0)
+    _check(
+        _libc.syscall(_SYS_MOUNT_SETATTR, -100, target.encode(), 0x8000, attributes, len(attributes)),
+        f"protect {source.removeprefix('/old')}",
+    )
+
+
+def _make_dev() -> None:
+    os.makedirs("/new/dev", 0o755, exist_ok=True)
+    _mount("tmpfs", "/new/dev", "tmpfs", _MS_NOSUID | _MS_NOEXEC, "mode=0755")
+    for name in _DEVICES:
+        if os.path.exists(f"/old/dev/{name}"):
+            with open(f"/new/dev/{name}", "wb"):
+                pass
+            _mount(f"/old/dev/{name}", f"/new/dev/{name}", None, _MS_BIND)
+    os.mkdir("/new/dev/pts")
+    _mount("devpts", "/new/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    os.mkdir("/new/dev/shm")
+    _mount("tmpfs", "/new/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")
+    for link, target in (
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ):
+        os.symlink(target, f"/new/dev/{link}")
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    encoded = [None if value is None else value.encode() for value in (source, target, kind, data)]
+    _check(
+        _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]),
+        f"mount on {target.removeprefix('/new') or '/'}",
+    )
+
+
+def _pivot(new: str, old: str) -> None:
+    number = _SYS_PIVOT_ROOT[os.uname().machine]
+    _check(_libc.syscall(number, new.encode(), old.encode()), "change the root")
+
+
+# --- (2), (4), (5), (6) ---------------------------------------------------------------------------------
+
+
+def _loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(probe, _SIOCGIFFLAGS, request))[1]
+        _step("loopback", fcntl.ioctl, probe, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | 0x41))
+
+
+def _drop_bounding_set() -> None:
+    for capability in range(64):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break  # EINVAL: past the last capability this kernel knows
+
+
+def _drop_capabilities() -> None:
+    _libc.prctl(_PR_CAP_AMBIENT, 4, 0, 0, 0)
+    header = struct.pack("=II", 0x20080522, 0)
+    _check(_libc.capset(header, struct.pack("=IIIIII", 0, 0, 0, 0, 0, 0)), "drop capabilities")
+
+
+def _effective_capabilities() -> int:
+    with open("/proc/self/status", "rb") as status:  # bytes: a codec would be looked up on a disk we no longer see
+        return next(int(line.split()[1], 16) for line in status if line.startswith(b"CapEff:"))
+
+
+def _install_filter() -> None:
+    code = program()
+    buffer = ctypes.create_string_buffer(code, len(code))
+    descriptor = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
+    _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.c_char_p(descriptor), 0, 0), "install the system-call filter")
+
+
+def _prctl(option: int, value: int) -> None:
+    _check(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
+
+
+# --- small things ---------------------------------------------------------------------------------------
+
+
+def _check(result: int, step: str) -> None:
+    if result != 0:
+        raise ConfineError(f"{step}: {os.strerror(ctypes.get_errno())}")
+
+
+def _step(name: str, function: Any, *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except OSError as error:
+        raise ConfineError(f"{name}: {error.strerror}") from None
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="ascii") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise ConfineError(f"{path}: {error.strerror}") from None
+
+
+def _read_line(channel: socket.socket) -> bytes:
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        piece = channel.recv(65536)
+        if not piece:
+            os._exit(125)
+        data += piece
+    return bytes(data)
+
+
+def _report_error(channel: socket.socket, text: str) -> None:
+    channel.sendall(json.dumps({"error": text}).encode() + b"\n")
+
+
+def _close_all_but(keep: list[int]) -> None:
+    start = 0
+    for descriptor in keep:
+        if descriptor > start:  # os.closerange(n, n) closes everything from n on (CPython 3.13)
+            os.closerange(start, descriptor)
+        start = descriptor + 1
+    os.closerange(start, 1 << 20)
+
+
+def _exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _wait_as_parent(child: int) -> int:
+    """Wait outside; a terminal's Ctrl-C reaches the program by itself, SIGTERM is passed on."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
+    while True:
+        try:
+            _, status = os.waitpid(child, 0)
+        except InterruptedError:
+            continue
+        return _exit_code(status)
+
+
+if __name__ == "__main__":
+    main()

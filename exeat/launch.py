@@ -1,0 +1,143 @@
+"""Starts exeat.confine with a plan and hands back the process and the listening sockets it made inside.
+
+`Plan` is what a boundary consists of, as data: exeat/boundary.py makes one for a sandbox, exeat/principals.py
+one for each of our own processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+_READY_SECONDS = 20.0
+
+ViewKind = Literal["ro", "rw", "tmpfs", "link", "file"]
+ViewEntry = tuple[ViewKind, str, str]
+"""(ro or rw, outside path, inside path), (tmpfs, mount options, path), (link, target, path), (file, text, path)."""
+
+
+class BoundaryUnavailable(RuntimeError):
+    """The kernel or the machine's settings do not let us confine. str() names the step and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One confined program: its identity, namespaces, view, and what is started."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    view: tuple[ViewEntry, ...]
+    cwd: str
+    uid: int
+    gid: int
+    hostname: str
+    network: bool
+    listeners: tuple[tuple[str, int], ...] = ()
+    pass_fds: tuple[int, ...] = ()
+    reap: bool = False
+    umask: int = 0o077
+
+
+@dataclass(slots=True, kw_only=True)
+class Confined:
+    """A started program (`process` ends with its exit code) and the sockets that listen inside its namespace."""
+
+    process: subprocess.Popen[bytes]
+    listeners: tuple[socket.socket, ...]
+
+
+def launch(plan: Plan, *, foreground: bool = False) -> Confined:
+    """Start `plan`. Returns when the boundary stands and the program is about to be started.
+
+    `foreground` keeps standard input, output and the terminal; otherwise standard input is /dev/null.
+    Raises BoundaryUnavailable where a step fails; nothing is left running then.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-m", "exeat.confine", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(), *plan.pass_fds),
+            stdin=None if foreground else subprocess.DEVNULL,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin"},
+        )
+        theirs.close()
+        ours.settimeout(_READY_SECONDS)
+        try:
+            ours.sendall(json.dumps(dataclasses.asdict(plan)).encode() + b"\n")
+            answer, descriptors, _, _ = socket.recv_fds(ours, 65536, 16)
+            while answer and not answer.endswith(b"\n"):
+                answer += ours.recv(65536)
+        except OSError as error:
+            _stop(process)
+            raise BoundaryUnavailable(f"the launcher did not answer: {error}") from None
+        listeners = tuple(socket.socket(fileno=descriptor) for descriptor in descriptors)
+        reply = json.loads(answer) if answer else {"error": "the launcher ended"}
+        if reply != {"ready": True} or len(listeners) != len(plan.listeners):
+            for listener in listeners:
+                listener.close()
+            _stop(process)
+            raise BoundaryUnavailable(_explain(str(reply.get("error", "the launcher ended"))))
+        return Confined(process=process, listeners=listeners)
+
+
+def system_view() -> list[ViewEntry]:
+    """The operating system, read-only: programs and libraries, /etc, no /var, /srv, /home, /root, /run."""
+    view: list[ViewEntry] = []
+    for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix", "/gnu"):
+        if os.path.islink(path):
+            view.append(("link", os.readlink(path), path))
+        elif os.path.isdir(path):
+            view.append(("ro", path, path))
+    return view
+
+
+def covered(path: str, view: Sequence[ViewEntry]) -> bool:
+    """Whether `path` is already visible through a bind mount of `view`."""
+    return any(
+        kind in ("ro", "rw") and (path == inside or path.startswith(inside.rstrip("/") + "/"))
+        for kind, _, inside in view
+    )
+
+
+def interpreter_view(view: Sequence[ViewEntry]) -> list[ViewEntry]:
+    """What our own interpreter needs beyond `view`: its prefix, its base installation, the rooms themselves."""
+    import exeat
+
+    extra: list[ViewEntry] = []
+    rooms = os.path.dirname(os.path.dirname(os.path.abspath(exeat.__file__)))
+    candidates = [os.path.realpath(sys.base_prefix), os.path.abspath(sys.prefix)]
+    if not rooms.startswith(os.path.abspath(sys.prefix) + "/"):  # an editable installation
+        candidates += [
+            f"{rooms}/{room}" for room in ("rules", "wire", "net", "audit", "state", "broker", "proxy", "exeat")
+        ]
+    for path in candidates:
+        if os.path.isdir(path) and not covered(path, [*view, *extra]):
+            extra.append(("ro", path, path))
+    return extra
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _explain(step: str) -> str:
+    remedy = ""
+    if step.startswith(("user namespace", "namespaces", "/proc/self/uid_map")):
+        remedy = (
+            "; this machine does not let ordinary users make namespaces: run exeat as root, or allow them "
+            "(sysctl kernel.unprivileged_userns_clone=1, or kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu)"
+        )
+    elif step.startswith("mount on /proc"):
+        remedy = "; /proc is masked here (a container does that): run exeat on the host, or unmask /proc"
+    elif step.startswith("protect"):
+        remedy = "; Linux 5.12 or later is needed"
+    return f"the boundary could not be built at step '{step}'{remedy}"
