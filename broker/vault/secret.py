@@ -30,7 +30,7 @@ class Secret:
     __slots__ = ("__door", "name", "owner", "scrub", "version")
 
     def __init__(self, value: bytes, *, name: str, version: str = "1", owner: str = "", scrub: bool = True) -> None:
-        """`value` is checked: 12 bytes or more unless `scrub` is False, no control bytes (B098). Raises SecretRefused."""
+        """`value`: 12 bytes or more unless `scrub` is False, no control bytes (B098). Raises SecretRefused."""
         check_value(value, scrub=scrub)
         self.name = name
         self.version = version

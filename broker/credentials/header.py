@@ -1,0 +1,18 @@
+"""`header`: the secret in a header of the provider's choosing, through the slot's template (`token {value}`)."""
+
+from __future__ import annotations
+
+from broker.credentials.base import Headers, Injection, header_text, managed_headers, managed_query
+from broker.vault.secret import Secret
+from rules.policy import CredentialDef
+
+
+def apply_header(definition: CredentialDef, secret: Secret, target: str, headers: Headers) -> Injection:
+    """The rendered template in the slot's header."""
+    rendered = definition.slot.template.replace("{value}", header_text(secret.reveal()))
+    return Injection(
+        remove_headers=managed_headers(definition),
+        remove_query=managed_query(definition),
+        set_headers=((definition.slot.name.lower(), rendered),),
+        forms=(secret.reveal(),),
+    )

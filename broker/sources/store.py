@@ -1,0 +1,25 @@
+"""`store:name`: the embedded store. Its `scrub` flag was settled when the secret was added."""
+
+from __future__ import annotations
+
+from broker.sources.base import SourceError
+from broker.vault.secret import Secret
+from broker.vault.store import SecretStore, StoreError
+
+
+class StoreSource:
+    def __init__(self, store: SecretStore) -> None:
+        self._store = store
+
+    def fetch(self, name: str, *, scrub: bool) -> Secret:
+        """`scrub` True asks for a value that can be scrubbed: one stored without is refused."""
+        try:
+            secret = self._store.read(name)
+        except StoreError as error:
+            code = "source-missing" if error.code == "secret-missing" else "source-unreadable"
+            raise SourceError(code, f"store:{name}", error.remedy) from None
+        if scrub and not secret.scrub:
+            raise SourceError(
+                "source-refused", f"store:{name} was added with scrub: false", "say scrub: false on the credential too"
+            )
+        return secret

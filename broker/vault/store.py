@@ -1,0 +1,311 @@
+"""The embedded secret store: one file, envelope-encrypted, unreadable without the key.
+
+Format 1 (JSON, one object; a change of meaning takes a new number, and unknown numbers are refused):
+ format      1
+ generation  counts changes; inside `seal`
+ salt        16 bytes for argon2id, whether or not a passphrase is used
+ seal        AES-256-GCM of the empty string under the key; its associated data is the SHA-256 of all the rest: it
+             proves the key, the generation and the set of records (no record can be dropped, added or put back)
+ records     name -> {owner, version, created_at, scrub, wrapped, body}
+             wrapped: a fresh data key per record, under the key; body: the value, under the data key.
+             Both are bound to (name, owner, version, scrub) as associated data, so that a swapped record fails.
+Every ciphertext is nonce (12 bytes) + AES-256-GCM, as base64.
+
+Opening checks all of it and fails closed, naming the record. Writes go to a new file, fsync, rename, fsync of the
+directory. The SHA-256 of the file is the generation digest that the log and the state remember (RULINGS 9.8).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from broker.errors import BrokerError
+from broker.vault.keys import check_private_directory, read_private
+from broker.vault.secret import Secret, check_value
+
+FORMAT = 1
+MAX_STORE_BYTES = 64 * 1024 * 1024
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(?:/[a-z0-9][a-z0-9._-]*)*\Z")
+
+KeySource = Callable[[bytes], bytes]
+"""Gives the 32-byte key; the argument is the store's salt."""
+Random = Callable[[int], bytes]
+
+
+class StoreError(BrokerError):
+    """The store cannot be used, or refuses a change. Never holds a value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    name: str
+    owner: str
+    version: int
+    created_at: float
+    scrub: bool
+    wrapped: bytes
+    body: bytes
+
+    @property
+    def bound(self) -> bytes:
+        return json.dumps([FORMAT, self.name, self.owner, self.version, self.scrub]).encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretInfo:
+    """What may be shown of a stored secret."""
+
+    name: str
+    owner: str
+    version: int
+    created_at: float
+    scrub: bool
+
+
+class SecretStore:
+    """The open store. All methods block; changes are on disk when they return."""
+
+    def __init__(self, path: Path, key: KeySource, random: Random) -> None:
+        """Open the store at `path`, or make an empty one. Raises StoreError and KeyRefused.
+
+        Codes: store-modes, store-corrupt, store-wrong-key, record-corrupt (`detail` names the record), store-newer.
+        """
+        self._path = path
+        self._random = random
+        check_private_directory(path.parent)
+        if os.path.lexists(path):
+            raw = read_private(path, "store-missing", "store-modes", limit=MAX_STORE_BYTES)
+            self._salt, self.generation, seal, self._records = _parse(raw)
+            self._key = key(self._salt)
+            self._verify(seal)
+            self.digest = hashlib.sha256(raw).hexdigest()
+        else:
+            self._salt = random(16)
+            self._key = key(self._salt)
+            self._records = {}
+            self.generation = 0
+            self.digest = ""
+            self._commit({})
+
+    def names(self) -> tuple[SecretInfo, ...]:
+        """Everything but values, sorted by name."""
+        return tuple(
+            SecretInfo(
+                name=record.name,
+                owner=record.owner,
+                version=record.version,
+                created_at=record.created_at,
+                scrub=record.scrub,
+            )
+            for _, record in sorted(self._records.items())
+        )
+
+    def read(self, name: str) -> Secret:
+        """The secret `name`. Raises StoreError(`secret-missing` | `record-corrupt`)."""
+        record = self._records.get(name)
+        if record is None:
+            raise StoreError("secret-missing", name, "add it: exeat secret add")
+        return Secret(
+            self._decrypt(record), name=name, version=str(record.version), owner=record.owner, scrub=record.scrub
+        )
+
+    def add(self, name: str, value: bytes, *, owner: str, now: float, scrub: bool = True) -> SecretInfo:
+        """Store a new secret. Raises StoreError(`secret-exists`, `secret-name`) and SecretRefused."""
+        if not _NAME.match(name) or len(name) > 200:
+            raise StoreError("secret-name", "a name is lower-case words of [a-z0-9._-] joined by /")
+        if name in self._records:
+            raise StoreError("secret-exists", name, "rotate it instead")
+        return self._put(name, value, owner=owner, version=1, now=now, scrub=scrub)
+
+    def rotate(self, name: str, value: bytes, *, now: float, scrub: bool | None = None) -> SecretInfo:
+        """Give `name` a new value and the next version. Raises StoreError(`secret-missing`) and SecretRefused."""
+        old = self._records.get(name)
+        if old is None:
+            raise StoreError("secret-missing", name, "add it: exeat secret add")
+        keep = old.scrub if scrub is None else scrub
+        return self._put(name, value, owner=old.owner, version=old.version + 1, now=now, scrub=keep)
+
+    def remove(self, name: str) -> None:
+        """Forget `name`. Raises StoreError(`secret-missing`)."""
+        if name not in self._records:
+            raise StoreError("secret-missing", name)
+        self._commit({key: record for key, record in self._records.items() if key != name})
+
+    def rekey(self, key: bytes) -> None:
+        """`store rotate-key`: wrap every data key anew under `key` and write the store."""
+        fresh: dict[str, _Record] = {}
+        for name, record in self._records.items():
+            data_key = _open(self._key, record.wrapped, record.bound, name)
+            fresh[name] = replace(record, wrapped=_seal(key, data_key, record.bound, self._random))
+        self._key = key
+        self._commit(fresh)
+
+    def _put(self, name: str, value: bytes, *, owner: str, version: int, now: float, scrub: bool) -> SecretInfo:
+        check_value(value, scrub=scrub)
+        data_key = self._random(32)
+        blank = _Record(name=name, owner=owner, version=version, created_at=now, scrub=scrub, wrapped=b"", body=b"")
+        record = replace(
+            blank,
+            wrapped=_seal(self._key, data_key, blank.bound, self._random),
+            body=_seal(data_key, value, blank.bound, self._random),
+        )
+        self._commit({**self._records, name: record})
+        return SecretInfo(name=name, owner=owner, version=version, created_at=now, scrub=scrub)
+
+    def _decrypt(self, record: _Record) -> bytes:
+        data_key = _open(self._key, record.wrapped, record.bound, record.name)
+        return _open(data_key, record.body, record.bound, record.name)
+
+    def _verify(self, seal: bytes) -> None:
+        # The records first: where one of them is bad, its name is worth more than "the seal does not fit".
+        bad = None
+        for name, record in sorted(self._records.items()):
+            try:
+                self._decrypt(record)
+            except StoreError:
+                bad = bad or name
+        good_seal = True
+        try:
+            _open(self._key, seal, _rest(self._salt, self.generation, self._records), "")
+        except StoreError:
+            good_seal = False
+        if bad is not None and not good_seal and self._none_readable():
+            raise StoreError("store-wrong-key", "no record of the store opens with this key", "give the right key")
+        if bad is not None:
+            raise StoreError("record-corrupt", bad, "restore the store from a backup of this generation")
+        if not good_seal and not self._records:
+            raise StoreError("store-wrong-key", "the store does not open with this key", "give the right key")
+        if not good_seal:
+            raise StoreError("store-corrupt", "the set of records is not the one that was sealed")
+
+    def _none_readable(self) -> bool:
+        for record in self._records.values():
+            try:
+                _open(self._key, record.wrapped, record.bound, record.name)
+            except StoreError:
+                continue
+            return False
+        return True
+
+    def _commit(self, records: dict[str, _Record]) -> None:
+        generation = self.generation + 1
+        seal = _seal(self._key, b"", _rest(self._salt, generation, records), self._random)
+        raw = _render(self._salt, generation, seal, records)
+        _write_private(self._path, raw)
+        self._records = records
+        self.generation = generation
+        self.digest = hashlib.sha256(raw).hexdigest()
+
+
+def check_rollback(store: SecretStore, recorded: tuple[int, str]) -> None:
+    """Raise StoreError(`store-rolled-back`) unless the store is the recorded generation or a later one.
+
+    Later is accepted: a crash between the file's rename and the record of it leaves exactly that.
+    """
+    generation, digest = recorded
+    if store.generation < generation or (store.generation == generation and digest and store.digest != digest):
+        raise StoreError(
+            "store-rolled-back",
+            f"the store is generation {store.generation}, the last recorded one is {generation}",
+            "restore the newest copy of the store",
+        )
+
+
+def _seal(key: bytes, value: bytes, bound: bytes, random: Random) -> bytes:
+    nonce = random(12)
+    return nonce + AESGCM(key).encrypt(nonce, value, bound)
+
+
+def _open(key: bytes, sealed: bytes, bound: bytes, name: str) -> bytes:
+    try:
+        return AESGCM(key).decrypt(sealed[:12], sealed[12:], bound)
+    except (InvalidTag, ValueError):
+        raise StoreError("record-corrupt", name) from None
+
+
+def _document(salt: bytes, generation: int, records: Mapping[str, _Record]) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "generation": generation,
+        "salt": base64.b64encode(salt).decode(),
+        "records": {
+            name: {
+                "owner": record.owner,
+                "version": record.version,
+                "created_at": record.created_at,
+                "scrub": record.scrub,
+                "wrapped": base64.b64encode(record.wrapped).decode(),
+                "body": base64.b64encode(record.body).decode(),
+            }
+            for name, record in records.items()
+        },
+    }
+
+
+def _rest(salt: bytes, generation: int, records: Mapping[str, _Record]) -> bytes:
+    text = json.dumps(_document(salt, generation, records), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _render(salt: bytes, generation: int, seal: bytes, records: Mapping[str, _Record]) -> bytes:
+    document = {**_document(salt, generation, records), "seal": base64.b64encode(seal).decode()}
+    return json.dumps(document, sort_keys=True, indent=1).encode() + b"\n"
+
+
+def _parse(raw: bytes) -> tuple[bytes, int, bytes, dict[str, _Record]]:
+    try:
+        document = json.loads(raw)
+        if document["format"] != FORMAT:
+            raise StoreError("store-newer", "the store has a format that this version does not know")
+        records: dict[str, _Record] = {}
+        for name, item in document["records"].items():
+            try:
+                records[name] = _Record(
+                    name=name,
+                    owner=str(item["owner"]),
+                    version=int(item["version"]),
+                    created_at=float(item["created_at"]),
+                    scrub=item["scrub"] is True,
+                    wrapped=base64.b64decode(item["wrapped"], validate=True),
+                    body=base64.b64decode(item["body"], validate=True),
+                )
+            except (KeyError, TypeError, ValueError):
+                raise StoreError("record-corrupt", str(name)) from None
+        return (
+            base64.b64decode(document["salt"], validate=True),
+            int(document["generation"]),
+            base64.b64decode(document["seal"], validate=True),
+            records,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise StoreError("store-corrupt", "the store file cannot be read") from None
+
+
+def _write_private(path: Path, raw: bytes) -> None:
+    fresh = path.with_name(path.name + ".new")
+    try:
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(raw)
+            stream.flush()
+            os.fsync(stream.fileno())
+        fresh.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise StoreError("store-unavailable", os.strerror(error.errno or 0)) from None
