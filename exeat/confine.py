@@ -164,7 +164,7 @@ def _exec(plan: dict[str, Any]) -> NoReturn:
 
 def _build_view(plan: dict[str, Any]) -> None:
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
-    base = "/tmp"  # noqa: S108 - only a mount point that exists everywhere; what lies beneath stays reachable
+    base = "/tmp"  # only a mount point that exists everywhere; what lies beneath stays reachable
     _mount("tmpfs", base, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755")
     os.mkdir(f"{base}/old")
     os.mkdir(f"{base}/new")

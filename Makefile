@@ -1,0 +1,52 @@
+# Two commands matter to a newcomer: `make demo` (the main job, end to end) and `make test` (all tests).
+# Both make .venv by themselves. `make help` lists the rest.
+
+PY := .venv/bin/python
+export PYTHONDONTWRITEBYTECODE := 1
+T ?=
+
+.PHONY: help setup demo test check format lint types imports unit integration docs bench lock clean
+
+help:  ## list the commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+setup:  ## make .venv with the locked dependencies
+	@sh deploy/bootstrap.sh
+
+demo: setup  ## the whole story in under a minute, on this machine
+	@$(PY) -I -m exeat demo
+
+test: setup  ## every test (T='path or -k expression' narrows)
+	@sh deploy/test-packages.sh
+	@$(PY) -m pytest -q -n 2 --dist loadgroup $(T)
+
+check: setup lint types imports unit  ## format, lint, types, import contracts, unit, invariants, policy cases, docs
+
+format: setup  ## reformat
+	@$(PY) -m ruff format -q .
+	@$(PY) -m ruff check -q --fix .
+
+lint: setup
+	@$(PY) -m ruff format --check -q . || { echo "run 'make format'"; exit 1; }
+	@$(PY) -m ruff check -q .
+
+types: setup
+	@$(PY) -m mypy --no-error-summary
+
+imports: setup
+	@.venv/bin/lint-imports --no-cache > .venv/imports.txt 2>&1 || { cat .venv/imports.txt; exit 1; }
+
+unit: setup
+	@$(PY) -m pytest -q -n 2 -m 'not slow' tests/unit tests/invariants tests/architecture tests/docs
+
+integration: setup
+	@$(PY) -m pytest -q -n 2 --dist loadgroup tests/integration
+
+bench: setup  ## measure beside direct, tunnel, mitmproxy and Squid; writes bench/RESULTS.md
+	@$(PY) bench/run.py
+
+lock: setup  ## resolve dependencies anew (hashes, no hosts)
+	@$(PY) -m uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --group dev pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -1,0 +1,21 @@
+#!/bin/sh
+# Debian packages that the integration tests drive as real clients and tools. Installs what is missing where it can
+# (root and apt); otherwise says what is missing, and the tests that need it say so as well.
+set -eu
+say() { printf 'exeat: %s\n' "$*" >&2; }
+missing=''
+need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
+need curl curl
+need git git
+need openssl openssl
+need node nodejs
+need npm npm
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    say "installing for the tests:$missing"
+    apt-get update -qq >/dev/null
+    # shellcheck disable=SC2086  # a list of package names
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+else
+    say "the tests also use:$missing (not installed here; tests that need them will say so)"
+fi
