@@ -143,7 +143,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRefused:
-    """The vault's no to Open `id`, already recorded by the vault. Fields as wire.handoff.Refusal."""
+    """The vault's no to Open `id`, already recorded by the vault. Fields as wire.handoff.Refusal.
+
+    Where the vault's own policy would need a body that was not attested, the reason is `policy-changing`.
+    """
 
     id: int
     reason: str

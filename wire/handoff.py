@@ -1,7 +1,9 @@
 """The hand-off between a worker and an executor: one stream socket per request, framed end to end (not HTTP).
 
     worker -> executor   STATEMENT, then BODY* BODY_END; CANCEL at any time
-    executor -> worker   CONTINUE | REFUSED, then HEAD DATA* END; ABORT at any time after CONTINUE
+    executor -> worker   REFUSED, or CONTINUE and then REFUSED | HEAD DATA* END; ABORT instead of any after HEAD
+
+REFUSED after CONTINUE is our own fixed answer in place of the upstream's (unreachable, withheld).
 
 Rules (RULINGS 2.1-2.4, decision record 0003):
 
@@ -71,13 +73,13 @@ class FrameType(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What the sandbox itself showed. `token` as presented ("" where none came); `channel_key` is the key that the
-    supervisor gave only to the listener that serves this sandbox ("" on shared listeners); `peer` the source address.
+    supervisor gave only to the listener that serves this sandbox (b"" on shared listeners); `peer` the source address.
 
     Both, where both exist, must lead to the same sandbox (RULINGS 2.5). Never logged.
     """
 
     token: str = ""
-    channel_key: str = ""
+    channel_key: bytes = b""
     peer: str = ""
 
     def __repr__(self) -> str:
@@ -231,7 +233,7 @@ def _encode(statement: Statement) -> bytes:
     writer.data(statement.nonce, NONCE_BYTES).real(statement.issued_at).text(statement.request_id, MAX_SHORT)
     writer.text(statement.tenant, MAX_SHORT).text(statement.sandbox, MAX_SHORT).number(statement.epoch)
     evidence = statement.evidence
-    writer.text(evidence.token, MAX_SHORT).text(evidence.channel_key, MAX_SHORT).text(evidence.peer, MAX_SHORT)
+    writer.text(evidence.token, MAX_SHORT).data(evidence.channel_key, MAX_SHORT).text(evidence.peer, MAX_SHORT)
     writer.text(statement.policy_digest, MAX_SHORT).text(statement.method, MAX_SHORT)
     writer.flag(statement.scheme == "https").text(statement.host, MAX_SHORT).number(statement.port, 2)
     writer.text(statement.target, MAX_TARGET).pairs(statement.headers, MAX_HEADERS, MAX_HEAD_FIELD)
@@ -252,7 +254,7 @@ def _decode(encoded: bytes) -> Statement:
     if len(nonce) != NONCE_BYTES:
         raise WireError("a nonce has a wrong length")
     tenant, sandbox, epoch = reader.text(MAX_SHORT), reader.text(MAX_SHORT), reader.number()
-    evidence = Evidence(token=reader.text(MAX_SHORT), channel_key=reader.text(MAX_SHORT), peer=reader.text(MAX_SHORT))
+    evidence = Evidence(token=reader.text(MAX_SHORT), channel_key=reader.data(MAX_SHORT), peer=reader.text(MAX_SHORT))
     policy_digest, method = reader.text(MAX_SHORT), reader.text(MAX_SHORT)
     scheme: Scheme = "https" if reader.flag() else "http"
     host, port = reader.text(MAX_SHORT), reader.number(2)
