@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from net.errors import NetError
+from net.stream import NetError
 from rules.names import OWN_NAME, Host
 
 MAX_ANSWERS = 16

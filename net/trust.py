@@ -12,7 +12,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from net.errors import NetError
+from net.stream import NetError
 
 SYSTEM_BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Alpine, Arch
