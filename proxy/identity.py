@@ -22,6 +22,7 @@ from typing import Literal
 from proxy.ports import Channel, Registered, Snapshot
 from rules.facts import Sandbox
 from rules.names import SandboxId
+from wire.handoff import Evidence
 
 MAX_TOKEN = 512
 """Bytes; ours are far shorter."""
@@ -36,11 +37,9 @@ class Identified:
     token: str | None = field(default=None, repr=False)
 
     @property
-    def evidence(self) -> tuple[Literal["token", "channel"], bytes]:
-        """What the broker checks against its own table: the token as presented, or the channel's key."""
-        if self.token is not None:
-            return "token", self.token.encode("ascii")
-        return "channel", self.channel.key
+    def evidence(self) -> Evidence:
+        """What the broker checks against its own table: the token as presented, and the channel's key."""
+        return Evidence(token=self.token or "", channel_key=self.channel.key, peer=self.channel.peer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,7 @@ class Registered:
     """The only source address from which its token counts, where one is bound."""
     channel_key_sha256: bytes | None = None
     placeholders: Mapping[str, bytes] = field(default_factory=dict)
-    """Credential name -> SHA-256 of this sandbox's placeholder core."""
+    """Credential name -> SHA-256 of this sandbox's whole placeholder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,271 @@
+"""What is counted in a worker: connections, refusals, refusal leaves, and the default budgets. All finite.
+
+    Connections      per listener and source before identity is known, per sandbox after (RULINGS 2.6)
+    Budgets          RULINGS 4.7: what an allowed request may still carry out in an hour
+    RefusalPace      50 refusals a second are answered at once; beyond, the connection is closed (RULINGS 9.2)
+    RefusalLeaves    20 a minute, 200 in all: certificates that only carry a refusal (RULINGS 5.6)
+
+Counted per worker with finite defaults; every key starts with (tenant, sandbox). The tables themselves are
+bounded: a new key beyond the bound is refused, an old one is never forgotten to make room for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+from proxy.ports import Clock
+from rules.decision import Permit
+from rules.facts import RequestFacts, Sandbox
+from rules.policy import HostPattern, Policy
+
+HOUR_SECONDS: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitTable:
+    """The numbers, with units. Defaults are RULINGS 4.7, 5.6 and 9.2."""
+
+    sandbox_connections: int = 256
+    listener_unidentified: int = 512
+    source_unidentified: int = 64
+    first_head_seconds: float = 10.0
+    """From accept to the end of the first head."""
+    hello_seconds: float = 5.0
+    """From the answer to CONNECT to the end of the ClientHello."""
+    handshake_seconds: float = 10.0
+    forwarded_header_bytes: int = 32 * 1024
+    """Names and values that pass on a plain rule, after stripping (RULINGS 4.3)."""
+    refusals_per_second: int = 50
+    refusal_leaves_per_minute: int = 20
+    refusal_leaves_total: int = 200
+    names_under_wildcard: int = 50
+    paths_per_host: int = 5000
+    query_bytes_per_host: int = 256 * 1024
+    read_upload_bytes: int = 1024 * 1024
+    tunnel_bytes: int = 1 << 30
+    tunnel_seconds: float = 3600.0
+    tunnel_idle_seconds: float = 300.0
+    sandboxes: int = 4096
+    """Sandboxes that one worker counts for."""
+    hosts_per_sandbox: int = 1024
+
+
+READ_UPLOADS: Final[Mapping[str, int]] = {
+    # A fetch negotiates with want and have lines: a big repository's first one is some hundred kilobytes.
+    "git.fetch": 16 * 1024 * 1024,
+}
+"""Operations (without their service) that state their own upload budget, in bytes an hour."""
+
+
+# --- connections -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Slot:
+    """One counted connection. `sandbox` is set once it is identified."""
+
+    listener: str
+    peer: str
+    sandbox: tuple[str, str] | None = None
+
+
+class Connections:
+    """Counts open connections. `arrive` and `identified` answer False or None when a bound is reached."""
+
+    def __init__(self, table: LimitTable) -> None:
+        self._table = table
+        self._listeners: dict[str, int] = {}
+        self._sources: dict[tuple[str, str], int] = {}
+        self._sandboxes: dict[tuple[str, str], int] = {}
+
+    def arrive(self, listener: str, peer: str) -> Slot | None:
+        """Count an unidentified connection, or None where its listener or source has too many of them."""
+        source = (listener, peer)
+        if (
+            self._listeners.get(listener, 0) >= self._table.listener_unidentified
+            or self._sources.get(source, 0) >= self._table.source_unidentified
+        ):
+            return None
+        self._listeners[listener] = self._listeners.get(listener, 0) + 1
+        self._sources[source] = self._sources.get(source, 0) + 1
+        return Slot(listener, peer)
+
+    def identified(self, slot: Slot, sandbox: Sandbox) -> bool:
+        """Move the connection to its sandbox's count; False where that is full (the connection is then closed)."""
+        key = (sandbox.tenant, sandbox.id)
+        if slot.sandbox is not None:
+            return slot.sandbox == key
+        if self._sandboxes.get(key, 0) >= self._table.sandbox_connections:
+            return False
+        self._release_unidentified(slot)
+        slot.sandbox = key
+        self._sandboxes[key] = self._sandboxes.get(key, 0) + 1
+        return True
+
+    def leave(self, slot: Slot) -> None:
+        """The connection is closed."""
+        if slot.sandbox is None:
+            self._release_unidentified(slot)
+        else:
+            _less(self._sandboxes, slot.sandbox)
+
+    def _release_unidentified(self, slot: Slot) -> None:
+        _less(self._listeners, slot.listener)
+        _less(self._sources, (slot.listener, slot.peer))
+
+
+# --- budgets -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Hour:
+    """What one sandbox used in the running hour."""
+
+    since: float
+    paths: dict[str, set[bytes]] = field(default_factory=dict)
+    query_bytes: dict[str, int] = field(default_factory=dict)
+    names: dict[str, set[str]] = field(default_factory=dict)
+    uploads: dict[str, int] = field(default_factory=dict)
+    frozen: set[str] = field(default_factory=set)
+
+
+class Budgets:
+    """Charges permitted requests. `None` is yes; a reason code is no, and freezes that operation for the hour."""
+
+    def __init__(self, table: LimitTable, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+        self._hours: dict[tuple[str, str], _Hour] = {}
+
+    def charge(self, policy: Policy, permit: Permit, facts: RequestFacts) -> str | None:
+        """Count path, query and name of one permitted request, all of them or none."""
+        hour = self._hour(permit.sandbox)
+        if hour is None or permit.operation in hour.frozen:
+            return "limit-reached"
+        host = facts.destination.host.text
+        wildcard = _wildcard(policy, permit, facts)
+        path = blake2b(facts.path.raw.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        paths = hour.paths.get(host, set())
+        names = hour.names.get(wildcard, set()) if wildcard else set()
+        query = hour.query_bytes.get(host, 0) + len(facts.query.raw or "")
+        over = (
+            (host not in hour.paths and len(hour.paths) >= self._table.hosts_per_sandbox)
+            or (path not in paths and len(paths) >= self._table.paths_per_host)
+            or query > self._table.query_bytes_per_host
+            or (wildcard != "" and host not in names and len(names) >= self._table.names_under_wildcard)
+        )
+        if over:
+            hour.frozen.add(permit.operation)
+            return "limit-reached"
+        hour.paths.setdefault(host, set()).add(path)
+        hour.query_bytes[host] = query
+        if wildcard:
+            hour.names.setdefault(wildcard, set()).add(host)
+        return None
+
+    def upload(self, permit: Permit, count: int) -> bool:
+        """Charge `count` bytes of request body; False where a read operation has used up its hour's upload."""
+        if permit.effect != "read":
+            return True
+        hour = self._hour(permit.sandbox)
+        if hour is None or permit.operation in hour.frozen:
+            return False
+        bound = READ_UPLOADS.get(permit.operation.rpartition("/")[2], self._table.read_upload_bytes)
+        used = hour.uploads.get(permit.operation, 0) + count
+        if used > bound:
+            hour.frozen.add(permit.operation)
+            return False
+        hour.uploads[permit.operation] = used
+        return True
+
+    def forget(self, tenant: str, sandbox: str) -> None:
+        """The sandbox ended."""
+        self._hours.pop((tenant, sandbox), None)
+
+    def _hour(self, sandbox: Sandbox) -> _Hour | None:
+        key = (sandbox.tenant, sandbox.id)
+        now = self._clock.boot()
+        hour = self._hours.get(key)
+        if hour is None and len(self._hours) >= self._table.sandboxes:
+            return None
+        if hour is None or now - hour.since >= HOUR_SECONDS:
+            hour = self._hours[key] = _Hour(now)
+        return hour
+
+
+def _wildcard(policy: Policy, permit: Permit, facts: RequestFacts) -> str:
+    """The wildcard under which the permitted rule names this host; "" where it names the host exactly."""
+    role = policy.roles.get(permit.sandbox.role)
+    rule = next((rule for rule in role.rules if rule.id == permit.rule), None) if role else None
+    if rule is None:
+        return ""
+    host = facts.destination.host
+    patterns: list[HostPattern] = [pattern for op in rule.operations for pattern in op.hosts]
+    patterns = [pattern for pattern in (*patterns, *rule.hosts) if pattern.matches(host)]
+    if any(pattern.kind == "exact" for pattern in patterns):
+        return ""
+    return f"{permit.rule} {patterns[0].suffix}" if patterns else ""
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------
+
+
+class RefusalPace:
+    """How fast one sandbox (or, before identity, one source) is being refused."""
+
+    def __init__(self, table: LimitTable, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+        self._seconds: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def within(self, key: tuple[str, str]) -> bool:
+        """Count one refusal of `key`; False beyond the pace: close the connection instead of keeping it alive."""
+        second = int(self._clock.boot())
+        at, count = self._seconds.get(key, (second, 0))
+        count = count + 1 if at == second else 1
+        if key not in self._seconds and len(self._seconds) >= self._table.sandboxes:
+            self._seconds = {k: v for k, v in self._seconds.items() if v[0] == second}
+            if len(self._seconds) >= self._table.sandboxes:
+                return False
+        self._seconds[key] = (second, count)
+        return count <= self._table.refusals_per_second
+
+
+class RefusalLeaves:
+    """The budget of certificates whose only use is to carry a refusal."""
+
+    def __init__(self, table: LimitTable, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+        self._taken: dict[tuple[str, str], tuple[int, deque[float]]] = {}
+
+    def take(self, sandbox: Sandbox) -> bool:
+        """Use one up; False where the sandbox has none left."""
+        key = (sandbox.tenant, sandbox.id)
+        if key not in self._taken and len(self._taken) >= self._table.sandboxes:
+            return False
+        total, recent = self._taken.get(key, (0, deque[float]()))
+        now = self._clock.boot()
+        while recent and now - recent[0] >= 60.0:
+            recent.popleft()
+        if total >= self._table.refusal_leaves_total or len(recent) >= self._table.refusal_leaves_per_minute:
+            return False
+        recent.append(now)
+        self._taken[key] = (total + 1, recent)
+        return True
+
+    def forget(self, tenant: str, sandbox: str) -> None:
+        """The sandbox ended."""
+        self._taken.pop((tenant, sandbox), None)
+
+
+def _less[K](counts: dict[K, int], key: K) -> None:
+    left = counts.get(key, 0) - 1
+    if left > 0:
+        counts[key] = left
+    else:
+        counts.pop(key, None)
