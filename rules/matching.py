@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode
 
 from rules.facts import BodyAttested, RequestFacts, Sandbox
-from rules.operations import EVALUATORS
+from rules.operations import EVALUATORS, LATER
 from rules.paths import CanonicalPath
 from rules.policy import Operation, PathPattern, Rule
 
 Near = str
-"""How far an operation that did not match came: host, port, scheme, method, path, query, header, body, argument."""
+"""How far an operation that did not match came: host, port, scheme, method, path, query, header, body, argument, later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,20 @@ class Matched:
     arguments: dict[str, str] = field(default_factory=dict)
 
 
-NEARNESS: tuple[Near, ...] = ("host", "port", "scheme", "path", "method", "query", "header", "body", "argument")
-"""Checks in order: the later the one that failed, the more useful it is to tell the agent."""
+NEARNESS: tuple[Near, ...] = (
+    "host",
+    "port",
+    "scheme",
+    "path",
+    "method",
+    "query",
+    "header",
+    "body",
+    "argument",
+    "later",
+)
+"""Checks in order: the later the one that failed, the more useful it is to tell the agent. `later`: recognised by
+its head, but its matcher is not built yet."""
 
 
 class InvalidTemplate(ValueError):
@@ -75,6 +87,11 @@ def match_operation(op: Operation, facts: RequestFacts) -> Matched | WantsBody |
         return NoMatch(near="query")
     if not _headers_fit(op, facts):
         return NoMatch(near="header")
+    if op.body is not None and op.body.matcher == LATER:
+        return NoMatch(near="later")
+    if op.body is None and facts.has_body and facts.method in ("GET", "HEAD"):
+        # Few origins read it, every one receives it: a way out that no read needs (RULINGS 4.7).
+        return NoMatch(near="body")
     captures.update((f"query.{name}", value) for name, value in facts.query.pairs)
     stated: Mapping[str, str] = {}
     if op.body is not None:
@@ -234,6 +251,8 @@ def _query_fits(op: Operation, facts: RequestFacts) -> bool:
 def _headers_fit(op: Operation, facts: RequestFacts) -> bool:
     for name, allowed in op.request_headers.items():
         values = facts.header(name)
+        if not values and "" in allowed:
+            continue
         if len(values) != 1:
             return False
         value = values[0].strip().lower() if name not in ("content-type", "accept") else media_type(values[0])

@@ -130,7 +130,10 @@ class Operation:
     """None: `query: any`. Otherwise allowed names; a tuple lists allowed values, None allows any value."""
     query_required: tuple[str, ...] = ()
     request_headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Headers that must be present once with one of these values (media types are compared without parameters)."""
+    """Headers that must be present once with one of these values (media types are compared without parameters).
+
+    The value "" means that the header may be absent.
+    """
     body: BodySpec | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)
     """argument -> how it is made from captures: `{owner}/{repo}`; values are decoded text."""
@@ -144,6 +147,8 @@ class Operation:
     redirects_declared: bool = False
     download: bool = False
     websocket: bool = False
+    request_bytes: int | None = None
+    """Upload bound that the catalogue states; None: the default for the effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +190,7 @@ class Role:
     message: str = ""
     boundary_external: str | None = None
     exact: Mapping[str, tuple[Rule, ...]] | None = None
-    """Host index made by rules.compile: exact host text -> its rules. None (hand-made roles): every rule is looked at."""
+    """Host index made by rules.compile: exact host text -> its rules. None (hand-made roles): look at every rule."""
     wild: tuple[Rule, ...] = ()
     """With `exact`: the rules that hold a wildcard."""
 

@@ -1,0 +1,98 @@
+"""Strict JSON: one text, one meaning. What two parsers could read differently is refused (RFC 8259, RFC 7493).
+
+Refused: a byte order mark, UTF-16 and UTF-32, bytes that are not UTF-8, duplicate keys, NaN and Infinity,
+numbers that overflow, lone surrogates, and anything beyond the caps. Depth and size are counted on the bytes
+before the parser runs, so that hostile nesting never reaches its recursion.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+MAX_DEPTH = 64
+MAX_NODES = 200_000
+"""Values and keys, counted generously: separators plus containers."""
+MAX_DIGITS = 40
+"""Characters of one number. Longer ones mean different things to different parsers."""
+
+
+class InvalidJson(ValueError):
+    """The bytes are not strict JSON. str() is a fixed sentence that reflects no input."""
+
+
+def load(body: bytes, *, depth: int = MAX_DEPTH, nodes: int = MAX_NODES) -> Any:
+    """Return the value of `body`. Raises InvalidJson; time and memory are linear in len(body), which callers bound."""
+    _measure(body, depth, nodes)
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidJson("not UTF-8") from None
+    if text.startswith("\ufeff"):
+        raise InvalidJson("a byte order mark")
+    try:
+        value = _DECODER.decode(text)
+    except InvalidJson:
+        raise
+    except (ValueError, RecursionError):
+        raise InvalidJson("not JSON") from None
+    if _SURROGATE.search(body):
+        # Pairs are joined by the parser; what is left over has no UTF-8 form, and so no single meaning.
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise InvalidJson("a lone surrogate") from None
+    return value
+
+
+def _measure(body: bytes, depth: int, nodes: int) -> None:
+    bones = _STRING.sub(b"", body)
+    if bones.count(b",") + bones.count(b":") + bones.count(b"[") + bones.count(b"{") > nodes:
+        raise InvalidJson("too many values")
+    level = 0
+    for bracket in _BRACKET.findall(bones):
+        if bracket in b"[{":
+            level += 1
+            if level > depth:
+                raise InvalidJson("nested too deeply")
+        else:
+            level -= 1
+
+
+# Also takes an unterminated string up to the end, and possessively: every byte is looked at once, whatever comes.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise InvalidJson("a duplicate key")
+    return value
+
+
+def _constant(name: str) -> NoReturn:
+    raise InvalidJson("NaN and Infinity are not JSON")
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise InvalidJson("a number is too long")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if len(text) > MAX_DIGITS:
+        raise InvalidJson("a number is too long")
+    value = float(text)
+    if not math.isfinite(value):
+        raise InvalidJson("a number is too large")
+    return value
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_pairs, parse_constant=_constant, parse_int=_integer, parse_float=_float, strict=True
+)
