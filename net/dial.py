@@ -28,7 +28,7 @@ from net.contexts import ClientContexts
 from net.interfaces import InterfacesUnreadable, local_addresses
 from net.resolve import Lookups, ResolveFailed
 from net.stream import ByteStream, NetError, StreamBroken, open_socket_stream
-from net.tls import TlsStream
+from net.tls import PeerCertificateRefused, client_side
 from net.trust import SYSTEM_TRUST, TrustKey, TrustUnusable
 from rules.names import OWN_NAME, Destination
 
@@ -183,20 +183,19 @@ class SocketDialer:
 
     async def _verify(self, stream: ByteStream, context: ssl.SSLContext, name: str, address: str) -> Connected:
         try:
-            tls = await TlsStream.client_side(stream, context, name)
-        except ssl.SSLCertVerificationError as error:
-            stream.abort()
-            raise DialError("upstream-certificate", error.verify_message, address) from None
-        except ssl.SSLError as error:
-            stream.abort()
-            raise DialError("upstream-protocol", f"TLS: {error.reason}", address) from None
+            tls = await client_side(stream, context, name, self._seconds)
+        except PeerCertificateRefused as error:
+            raise DialError("upstream-certificate", error.detail, address) from None
         except StreamBroken as error:
-            stream.abort()
-            raise DialError("upstream-unreachable", f"TLS: {error.kind}", address) from None
+            detail = f"TLS: {error.kind} {error.detail}".strip()
+            raise DialError(_HANDSHAKE_FAULTS.get(error.kind, "upstream-unreachable"), detail, address) from None
         except BaseException:
             stream.abort()
             raise
         return Connected(stream=tls, address=address, tls_version=tls.version)
+
+
+_HANDSHAKE_FAULTS: dict[str, DialReason] = {"handshake-timeout": "upstream-timeout", "handshake": "upstream-protocol"}
 
 
 async def _attempt(address: str, port: int) -> socket.socket:

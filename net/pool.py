@@ -97,11 +97,16 @@ class Pool:
         try:
             connected = await dial
         except asyncio.CancelledError:
+            if not dial.cancelled() and dial.done() and dial.exception() is None:
+                dial.result().stream.abort()  # it had succeeded, but our caller was cancelled before it could know
             if dial in self._dialling:
                 raise  # our caller was cancelled, and the dial with it
             raise DialError("policy-changing", "cut while it was dialled") from None
         finally:
-            self._dialling.pop(dial, None)
+            wanted = self._dialling.pop(dial, None) is not None
+        if not wanted:
+            connected.stream.abort()
+            raise DialError("policy-changing", "cut while it was dialled", connected.address)
         lease = Lease(
             key=key,
             connection=ClientConnection(connected.stream, self._http_limits),
