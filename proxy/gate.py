@@ -44,6 +44,7 @@ from rules.facts import RequestFacts, Sandbox, TunnelFacts
 from rules.names import OWN_NAME, RequestId
 from rules.placeholders import find, split_basic
 from rules.policy import CredentialDef, Policy
+from wire.heads import strip_never_forwarded
 
 JOURNAL_SECONDS: Final = 2.5
 """A little over the journal's own deadline (RULINGS 9.1), for a journal that forgets it."""
@@ -704,36 +705,20 @@ class Gate:
 
 # --- what may pass in a head (RULINGS 4.1, 4.3, 4.4) -------------------------------------------------------------
 
-_HOP_BY_HOP: Final = frozenset(
-    {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
-)
-_NEVER: Final = frozenset({"x-original-url", "x-rewrite-url", "x-method-override", "forwarded", "x-real-ip", "x-host"})
-_NEVER_PREFIXES: Final = ("x-http-method", "x-forwarded-", "proxy-", "exeat-")
-
 
 def dropped_headers(facts: RequestFacts, permit: Permit) -> frozenset[str]:
     """The lower-case names that do not go on: never forwarded, hop-by-hop, nominated, outside the allowlist.
 
-    On a hand-off the broker applies the allowlist: it needs to see the slot. Framing headers and Host are the
-    lane's own business and are rewritten there.
+    On a hand-off the broker applies the allowlist: it needs to see the slot. Framing fields, Expect and Host are
+    the lane's and the engine's own business and are written anew there.
     """
-    nominated = {
-        token.strip().lower()
-        for value in facts.header("connection")
-        for token in value.split(",")
-        if token.strip().lower() not in ("host", "content-length")
-    }
+    names = {name for name, _ in facts.headers}
+    sent = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in facts.headers)
+    kept = {name.decode("latin-1") for name, _ in strip_never_forwarded(sent)}
     allowed = permit.restrictions.request_headers if permit.credential is None else None
-    return frozenset(
-        name
-        for name, _ in facts.headers
-        if name in _HOP_BY_HOP
-        or name in _NEVER
-        or name == "via"
-        or name.startswith(_NEVER_PREFIXES)
-        or name in nominated
-        or (allowed is not None and name not in allowed and name not in ("host", "content-length", "expect"))
-    )
+    if allowed is not None:
+        kept &= allowed | {"host", "content-length", "expect"}
+    return frozenset(names - kept)
 
 
 def declared_length(facts: RequestFacts) -> int:
@@ -781,7 +766,7 @@ def native_shape(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> str:
     if host.text == OWN_NAME:
         return "problem"
     role = policy.roles.get(sandbox.role)
-    for rule in role.rules if role else ():
+    for rule in role.rules_for(host) if role else ():
         for operation in rule.operations:
             if operation.native != "problem" and any(pattern.matches(host) for pattern in operation.hosts):
                 return operation.native
