@@ -66,7 +66,8 @@ class Host:
         name = raw[:-1] if raw.endswith(".") else raw
         if not name.isascii():
             try:
-                name = idna.encode(name, uts46=True).decode("ascii")
+                # IDNA 2008 without the UTS 46 mappings: a full-width letter or an ideographic dot is refused, not repaired.
+                name = idna.encode(name.lower(), strict=True).decode("ascii")
             except (idna.IDNAError, UnicodeError):
                 raise InvalidName("not a valid international domain name") from None
         name = name.lower()
@@ -86,9 +87,11 @@ class Host:
         for label in labels:
             if label.startswith("xn--"):
                 try:
-                    idna.decode(label)
+                    canonical = idna.encode(idna.decode(label)).decode("ascii")
                 except (idna.IDNAError, UnicodeError):
-                    raise InvalidName("not a valid international domain name") from None
+                    canonical = ""
+                if canonical != label:
+                    raise InvalidName("not a valid international domain name")
         return cls(name)
 
     @property

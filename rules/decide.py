@@ -1,0 +1,546 @@
+"""The decision. The only module that makes a `Permit` or a `TunnelPermit` (an architecture test checks).
+
+Order of a request decision; the first check that fails gives the answer, and every check that fails denies:
+
+ 1. the sandbox is alive, the name is not one of ours, the role exists
+ 2. method, method overrides, upgrade, IP literals: refused whatever policy says
+ 3. deny rules: any that matches wins
+ 4. clear text: only where a rule's operation says `scheme: http` for that host and port
+ 5. placeholders in the head: only in a slot that this role's credentials declare for this destination
+ 6. allow rules: every operation of every rule is asked; any that must see the body asks for it
+ 7. merge: one credential, one protocol, one result; everything else the strictest of all (RULINGS 3.1)
+ 8. the client's own authority (RULINGS 4.2) and placeholders beside the permitted slot
+ 9. approvals hold; else the permit
+
+Nothing here depends on the order of rules: candidates are collected, sorted by rule and operation id, merged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from rules.catalogue import AUTH_HEADERS, AUTH_QUERY
+from rules.decision import (
+    Decision,
+    Denied,
+    Held,
+    NeedsBody,
+    Permit,
+    Restrictions,
+    ResultSpec,
+    TunnelDecision,
+    TunnelPermit,
+)
+from rules.facts import RequestFacts, Sandbox, TunnelFacts
+from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, bind_arguments, match_operation
+from rules.names import OWN_NAME, CredentialRef, Destination, Host
+from rules.paths import CanonicalPath
+from rules.placeholders import Found, find, find_in_head, split_basic
+from rules.policy import CredentialDef, Effect, Operation, Policy, Role, Rule
+
+BASE_REQUEST_HEADERS = frozenset(
+    {
+        "accept",
+        "accept-charset",
+        "accept-encoding",
+        "accept-language",
+        "cache-control",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "date",
+        "expect",
+        "host",
+        "if-match",
+        "if-modified-since",
+        "if-none-match",
+        "if-range",
+        "if-unmodified-since",
+        "pragma",
+        "range",
+        "user-agent",
+    }
+)
+"""What may pass on every credentialed call (RULINGS 4.3); the catalogue or `headers:` names more."""
+
+WEBSOCKET_HEADERS = frozenset(
+    {"sec-websocket-key", "sec-websocket-version", "sec-websocket-protocol", "sec-websocket-extensions", "origin"}
+)
+"""Pass besides where the permit is for a WebSocket (RFC 6455 section 4.1)."""
+
+_METHOD = re.compile(r"[A-Z][A-Z-]{0,31}\Z")
+_METHODS_NEVER = frozenset({"TRACE", "TRACK", "CONNECT", "DEBUG", "PRI"})
+# Rails and friends, OData, Google: keys and headers that turn one method into another after it was judged.
+_OVERRIDE_QUERY = frozenset(
+    {"_method", "$httpmethod", "$method", "x-http-method", "x-http-method-override", "x-method-override"}
+)
+_OVERRIDE_HEADERS = frozenset({"x-http-method", "x-http-method-override", "x-method-override"})
+_EFFECTS: tuple[Effect, ...] = ("read", "disclose", "write", "execute", "mint")
+
+
+def decide_tunnel(policy: Policy, sandbox: Sandbox, facts: TunnelFacts, now: float) -> TunnelDecision:
+    """Return whether a tunnel to this host and port may exist. `now` is seconds since the Unix epoch. Never raises."""
+    refused = _before_policy(policy, sandbox, facts.host, now)
+    if isinstance(refused, Denied):
+        return refused
+    role = refused
+    tunnels: list[Rule] = []
+    inspecting: list[Rule] = []
+    clear_text = False
+    for rule in sorted(role.rules_for(facts.host), key=lambda rule: rule.id):
+        if rule.action == "deny":
+            if not rule.operations and _covers(rule, facts.host, facts.port):
+                return _denied_by(rule)
+        elif rule.tunnel:
+            if _covers(rule, facts.host, facts.port):
+                tunnels.append(rule)
+        else:
+            reached = [op for op in rule.operations if op.port == facts.port and _on_host(op, facts.host)]
+            if reached:
+                inspecting.append(rule)
+                clear_text = clear_text or any(op.scheme == "http" for op in reached)
+    if (tunnels and inspecting) or len({rule.protocol for rule in inspecting}) > 1:
+        return Denied(reason="ambiguous-rules", message=role.message)
+    if tunnels:
+        first = tunnels[0]
+        return TunnelPermit(
+            sandbox=sandbox,
+            rule=first.id,
+            destination_host=facts.host.text,
+            port=facts.port,
+            inspected=False,
+            clear_text=False,
+            max_bytes=_least(rule.max_bytes for rule in tunnels),
+            max_seconds=_least(rule.max_seconds for rule in tunnels),
+            reason=first.tunnel_reason,
+        )
+    if not inspecting:
+        return Denied(reason="no-rule", message=role.message)
+    return TunnelPermit(
+        sandbox=sandbox,
+        rule=None,
+        destination_host=facts.host.text,
+        port=facts.port,
+        inspected=True,
+        clear_text=clear_text,
+        protocol=inspecting[0].protocol,
+    )
+
+
+def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: float) -> Decision:
+    """Return the verdict on one request. `now` is seconds since the Unix epoch. Never raises."""
+    destination = facts.destination
+    # 1, 2
+    refused = _before_policy(policy, sandbox, destination.host, now)
+    if isinstance(refused, Denied):
+        return refused
+    role = refused
+    always = _refused_always(facts)
+    if always is not None:
+        return always
+    rules = sorted(role.rules_for(destination.host), key=lambda rule: rule.id)
+    # 3
+    for rule in rules:
+        if rule.action == "deny" and _deny_matches(rule, facts, sandbox):
+            return _denied_by(rule)
+    allowing = [rule for rule in rules if rule.action == "allow" and not rule.tunnel]
+    # 4
+    if destination.scheme == "http" and _clear_text_unwanted(allowing, destination):
+        return Denied(reason="clear-text-refused", message=role.message)
+    # 5
+    found = find_in_head(facts)
+    if found and not _in_some_slot(policy, allowing, destination, found):
+        return Denied(reason="placeholder-misuse", message=role.message)
+    # 6
+    candidates, bound, near = _ask(allowing, facts, sandbox)
+    if bound is not None:
+        return NeedsBody(bound=bound)
+    if not candidates:
+        return _nothing_matched(role, near)
+    if facts.upgrade is not None:
+        candidates = [candidate for candidate in candidates if candidate.op.websocket]
+        if not candidates:
+            return Denied(reason="websocket-refused", message=role.message)
+    # 7
+    merged = _merge(policy, candidates, facts)
+    if isinstance(merged, Denied):
+        return merged
+    restrictions, credential = merged
+    # 8
+    refusal = _foreign_authority(candidates, facts, credential, restrictions, found)
+    if refusal is not None:
+        return Denied(reason=refusal, message=role.message)
+    too_large = _declared_too_large(facts, restrictions)
+    if too_large:
+        return Denied(reason="body-too-large", message=role.message)
+    # 9
+    lead = min(candidates, key=lambda candidate: (candidate.rule.credential is None, *candidate.key))
+    arguments = tuple(sorted(lead.arguments.items()))
+    holding = [candidate.rule for candidate in candidates if candidate.rule.approval is not None]
+    if holding:
+        groups = sorted({rule.approval for rule in holding if rule.approval is not None})
+        return Held(rule=holding[0].id, operation=lead.op.id, approval=", ".join(groups), arguments=arguments)
+    return Permit(
+        sandbox=sandbox,
+        rule=lead.rule.id,
+        rules=tuple(sorted({candidate.rule.id for candidate in candidates})),
+        operation=lead.op.id,
+        effect=_effect(candidates, facts),
+        destination=destination,
+        credential=None if credential is None else credential.name,
+        restrictions=restrictions,
+        arguments=arguments,
+        needs_state=bool(restrictions.requests) or restrictions.result is not None,
+    )
+
+
+# --- 1, 2: before policy ---
+
+
+def _before_policy(policy: Policy, sandbox: Sandbox, host: Host, now: float) -> Denied | Role:
+    if not sandbox.expires_at > now:
+        return Denied(reason="sandbox-ended")
+    if host.text == OWN_NAME or host.text.endswith("." + OWN_NAME):
+        return Denied(reason="own-name-refused")
+    role = policy.roles.get(sandbox.role)
+    if role is None:
+        return Denied(reason="unknown-role")
+    if host.is_literal and host.text not in policy.destinations:
+        return Denied(reason="address-literal-refused", message=role.message)
+    return role
+
+
+def _refused_always(facts: RequestFacts) -> Denied | None:
+    if not _METHOD.match(facts.method) or facts.method in _METHODS_NEVER:
+        return Denied(reason="method-refused")
+    if any(name in _OVERRIDE_HEADERS for name, _ in facts.headers):
+        return Denied(reason="method-refused")
+    if any(name.strip().lower() in _OVERRIDE_QUERY for name, _ in facts.query.pairs):
+        return Denied(reason="query-method-override")
+    if facts.upgrade is not None and facts.upgrade.strip().lower() != "websocket":
+        return Denied(reason="upgrade-refused")
+    return None
+
+
+# --- 3: deny rules, read widely ---
+
+
+def _covers(rule: Rule, host: Host, port: int) -> bool:
+    return (rule.port is None or rule.port == port) and any(pattern.matches(host) for pattern in rule.hosts)
+
+
+def _denied_by(rule: Rule) -> Denied:
+    return Denied(reason="denied-by-rule", rule=rule.id, message=rule.message, quiet=rule.quiet)
+
+
+def _deny_matches(rule: Rule, facts: RequestFacts, sandbox: Sandbox) -> bool:
+    """A deny is read as widely as its words allow: what an allow would call a near miss must not slip past it.
+
+    Scheme, headers and body are not looked at, further query keys do not matter, an encoded slash counts as a
+    slash and a trailing slash as none, and an argument that the request does not state counts as bound.
+    """
+    destination = facts.destination
+    if not rule.operations:
+        return _covers(rule, destination.host, destination.port)
+    if rule.port is not None and rule.port != destination.port:
+        return False
+    for op in rule.operations:
+        if not _on_host(op, destination.host) or not _required_query_present(op, facts):
+            continue
+        wide = replace(
+            op,
+            body=None,
+            query=None,
+            query_required=(),
+            request_headers={},
+            paths=tuple(replace(pattern, encoded_slash=True) for pattern in op.paths),
+        )
+        for path in _readings(facts.path):
+            there = Destination(op.scheme, destination.host, op.port)
+            answer = match_operation(wide, replace(facts, path=path, destination=there, body=None))
+            if isinstance(answer, Matched) and (
+                rule.bind.keys() - answer.arguments.keys() or bind_arguments(rule, sandbox, answer.arguments)
+            ):
+                return True
+    return False
+
+
+def _required_query_present(op: Operation, facts: RequestFacts) -> bool:
+    allowed = op.query or {}
+    for name in op.query_required:
+        values = allowed.get(name)
+        if not any(key == name and (values is None or value in values) for key, value in facts.query.pairs):
+            return False
+    return True
+
+
+def _readings(path: CanonicalPath) -> Iterable[CanonicalPath]:
+    yield path
+    segments = path.segments
+    if path.encoded_slash:
+        segments = tuple(piece for segment in segments for piece in segment.split("/"))
+        yield replace(path, segments=segments)
+    if len(segments) > 1 and segments[-1] == "":
+        yield replace(path, segments=segments[:-1])
+
+
+# --- 4, 5: clear text and placeholders of the head ---
+
+
+def _on_host(op: Operation, host: Host) -> bool:
+    return any(pattern.matches(host) for pattern in op.hosts)
+
+
+def _clear_text_unwanted(allowing: Sequence[Rule], destination: Destination) -> bool:
+    """True if the host is known over TLS only: saying so helps more than `no-rule`."""
+    reached = [op for rule in allowing for op in rule.operations if _on_host(op, destination.host)]
+    return bool(reached) and not any(op.scheme == "http" and op.port == destination.port for op in reached)
+
+
+def _in_some_slot(policy: Policy, allowing: Sequence[Rule], destination: Destination, found: Sequence[Found]) -> bool:
+    names = {rule.credential for rule in allowing if rule.credential is not None}
+    usable = [policy.credentials[name] for name in names if name in policy.credentials]
+    slots = [credential for credential in usable if credential.binds(destination)]
+    return all(any(_is_slot(credential, place) for credential in slots) for place in found)
+
+
+def _is_slot(credential: CredentialDef, place: Found) -> bool:
+    match credential.slot.where:
+        case "bearer" | "basic":
+            return place.where in ("header", "basic") and place.name == "authorization"
+        case "header":
+            return place.where in ("header", "basic") and place.name == credential.slot.name.lower()
+        case "query":
+            return place.where == "query" and place.name == credential.slot.name
+        case "cookie":
+            return place.where == "header" and place.name == "cookie"
+
+
+# --- 6: allow rules ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    rule: Rule
+    op: Operation
+    arguments: dict[str, str]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.rule.id, self.op.id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Near:
+    depth: int
+    rule: Rule
+    op: Operation
+
+
+def _ask(
+    allowing: Sequence[Rule], facts: RequestFacts, sandbox: Sandbox
+) -> tuple[list[_Candidate], int | None, _Near | None]:
+    if facts.body is None and not facts.has_body:
+        facts = replace(facts, body=b"")  # nothing to read: judge the empty body at once
+    candidates: list[_Candidate] = []
+    bound: int | None = None
+    near: _Near | None = None
+    for rule in allowing:
+        for op in rule.operations:
+            match match_operation(op, facts):
+                case Matched(arguments=arguments):
+                    if bind_arguments(rule, sandbox, arguments):
+                        candidates.append(_Candidate(rule=rule, op=op, arguments=arguments))
+                        continue
+                    depth = NEARNESS.index("argument")
+                case WantsBody(bound=wanted):
+                    bound = max(wanted, bound or 0)
+                    continue
+                case NoMatch(near=name):
+                    depth = NEARNESS.index(name) if name in NEARNESS else 0
+            if near is None or depth > near.depth:
+                near = _Near(depth=depth, rule=rule, op=op)
+    candidates.sort(key=lambda candidate: candidate.key)
+    return candidates, bound, near
+
+
+def _nothing_matched(role: Role, near: _Near | None) -> Denied:
+    """Name the nearest permitted operation, from policy's own words only (I29)."""
+    if near is None or near.depth < NEARNESS.index("path"):
+        return Denied(reason="no-rule", message=role.message)
+    name = NEARNESS[near.depth]
+    paths = ", ".join(pattern.template for pattern in near.op.paths[:3])
+    remedy = f"Nearest is {near.rule.id}: {' '.join(near.op.methods)} {paths}; the {name} differs."
+    reason = "body-not-judged" if name == "body" else "no-rule"
+    return Denied(reason=reason, message=role.message, remedy=remedy[:400])
+
+
+# --- 7: merge ---
+
+
+def _merge(
+    policy: Policy, candidates: Sequence[_Candidate], facts: RequestFacts
+) -> tuple[Restrictions, CredentialDef | None] | Denied:
+    rules = list({candidate.rule.id: candidate.rule for candidate in candidates}.values())
+    names: set[CredentialRef] = {rule.credential for rule in rules if rule.credential is not None}
+    results = {rule.result_keep for rule in rules if rule.result_keep is not None}
+    protocols = {rule.protocol for rule in rules}
+    if len(names) > 1 or len(results) > 1 or len(protocols) > 1:
+        return Denied(reason="ambiguous-rules")
+    credential: CredentialDef | None = None
+    if names:
+        credential = policy.credentials.get(names.pop())
+        if credential is None:
+            return Denied(reason="credential-unavailable")
+        if not credential.binds(facts.destination):
+            return Denied(reason="clear-text-refused" if facts.destination.scheme == "http" else "no-rule")
+    headers: frozenset[str] | None = None
+    for candidate in candidates:
+        named = _header_allowlist(candidate, with_credential=credential is not None, upgrade=facts.upgrade is not None)
+        if named is not None:
+            headers = named if headers is None else headers & named
+    ops = [candidate.op for candidate in candidates]
+    return (
+        Restrictions(
+            request_headers=headers,
+            request_bytes=_least(rule.request_bytes for rule in rules),
+            response_bytes=_least(rule.response_bytes for rule in rules),
+            requests=tuple(sorted((rule.id, *rule.requests) for rule in rules if rule.requests is not None)),
+            result=ResultSpec(keep=results.pop()) if results else None,
+            client_auth=credential is None and all(rule.client_auth for rule in rules),
+            placeholders_inert=all(op.placeholders_inert for op in ops),
+            websocket=facts.upgrade is not None,
+            redirects_declared=all(op.redirects_declared for op in ops),
+            download=all(op.download for op in ops),
+            protocol=protocols.pop(),
+        ),
+        credential,
+    )
+
+
+def _header_allowlist(candidate: _Candidate, *, with_credential: bool, upgrade: bool) -> frozenset[str] | None:
+    rule, op = candidate.rule, candidate.op
+    if rule.headers is None and not (with_credential and rule.credential is not None):
+        return None
+    named = {name.lower() for name in (*op.extra_request_headers, *op.request_headers, *(rule.headers or ()))}
+    return BASE_REQUEST_HEADERS | named | (WEBSOCKET_HEADERS if upgrade else frozenset())
+
+
+def _least[Number: (int, float)](values: Iterable[Number | None]) -> Number | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _effect(candidates: Sequence[_Candidate], facts: RequestFacts) -> Effect:
+    effects = [candidate.op.effect for candidate in candidates]
+    if facts.upgrade is not None:
+        effects.append("write")  # what goes through a WebSocket is not judged (RULINGS 7.5)
+    return max(effects, key=_EFFECTS.index)
+
+
+def _declared_too_large(facts: RequestFacts, restrictions: Restrictions) -> bool:
+    if restrictions.request_bytes is None:
+        return False
+    sizes = [int(value) for value in facts.header("content-length") if value.isascii() and value.isdigit()]
+    if isinstance(facts.body, bytes):
+        sizes.append(len(facts.body))
+    return any(size > restrictions.request_bytes for size in sizes)
+
+
+# --- 8: authority that the client brought ---
+
+
+def _foreign_authority(
+    candidates: Sequence[_Candidate],
+    facts: RequestFacts,
+    credential: CredentialDef | None,
+    restrictions: Restrictions,
+    found: Sequence[Found],
+) -> str | None:
+    """Return the reason to refuse: a placeholder beside its slot, or authority that is not the slot's placeholder."""
+    if any(credential is None or not _is_slot(credential, place) for place in found):
+        return "placeholder-misuse"
+    if isinstance(facts.body, bytes) and not restrictions.placeholders_inert and _body_holds_placeholder(facts.body):
+        return "placeholder-misuse"
+    if restrictions.client_auth:
+        return None
+    slot_header, slot_query = _slot_names(credential)
+    seen: set[str] = set()
+    for name, value in facts.headers:
+        if name == "proxy-authorization" or not (name in AUTH_HEADERS or name == slot_header):
+            continue  # Proxy-Authorization is the sandbox's own token towards us; it is never forwarded
+        if name in seen or name != slot_header or credential is None or not _holds_placeholder(credential, value):
+            return "client-authority"
+        seen.add(name)
+    for name, value in facts.query.pairs:
+        if name == slot_query and credential is not None:
+            if name in seen or not _is_placeholder(credential, value):
+                return "client-authority"
+            seen.add(name)
+        elif name.strip().lower() in AUTH_QUERY and not _listed(candidates, name):
+            return "client-authority"
+    return None
+
+
+def _slot_names(credential: CredentialDef | None) -> tuple[str | None, str | None]:
+    if credential is None:
+        return None, None
+    match credential.slot.where:
+        case "bearer" | "basic":
+            return "authorization", None
+        case "header":
+            return credential.slot.name.lower(), None
+        case "query":
+            return None, credential.slot.name
+        case "cookie":
+            return "cookie", None
+
+
+def _listed(candidates: Sequence[_Candidate], name: str) -> bool:
+    """True if every operation lists the values of this query key: then policy chose the value, not the client."""
+    return all(candidate.op.query is not None and bool(candidate.op.query.get(name)) for candidate in candidates)
+
+
+def _holds_placeholder(credential: CredentialDef, value: str) -> bool:
+    """True if a slot header holds exactly one placeholder of the credential's shape, in a form that clients send."""
+    value = value.strip()
+    slot = credential.slot
+    if slot.where == "cookie":
+        name, equals, rest = value.partition("=")
+        return bool(equals) and name == slot.name and _is_placeholder(credential, rest)
+    if slot.where == "header" and slot.name.lower() != "authorization":
+        before, _, after = slot.template.partition("{value}")
+        rendered = value.startswith(before) and value.endswith(after)
+        inner = value[len(before) : len(value) - len(after)] if rendered else value
+        return _is_placeholder(credential, inner) or _is_placeholder(credential, value)
+    scheme, _, rest = value.partition(" ")
+    if scheme.lower() == "basic":
+        pair = split_basic(value)
+        if pair is None:
+            return False
+        user, password = pair
+        in_user = _is_placeholder(credential, user) and password == ""
+        return in_user or (_is_placeholder(credential, password) and not find(user))
+    return _is_placeholder(credential, rest if rest else value)
+
+
+def _is_placeholder(credential: CredentialDef, value: str) -> bool:
+    return _shape(credential.placeholder.shape).match(value) is not None and len(find(value)) == 1
+
+
+@cache
+def _shape(shape: str) -> re.Pattern[str]:
+    prefix, _, rest = shape.partition("{")
+    count, _, suffix = rest.partition("}")
+    return re.compile(rf"{re.escape(prefix)}[0-9A-Za-z]{{{int(count)}}}{re.escape(suffix)}\Z")
+
+
+_ESCAPED = re.compile(r"\\u00([2-7][0-9a-fA-F])|%([2-7][0-9a-fA-F])")
+
+
+def _body_holds_placeholder(body: bytes) -> bool:
+    """Look for cores raw and with JSON and percent escapes of ASCII undone (B092)."""
+    text = body.decode("latin-1")
+    return bool(find(text) or find(_ESCAPED.sub(lambda match: chr(int(match[1] or match[2], 16)), text)))
