@@ -66,7 +66,10 @@ class Host:
         name = raw[:-1] if raw.endswith(".") else raw
         if not name.isascii():
             try:
-                # IDNA 2008 without the UTS 46 mappings: a full-width letter or an ideographic dot is refused, not repaired.
+                # IDNA 2008 without UTS 46 mappings: full-width letters, ideographic dots and the Kelvin sign are
+                # refused, not repaired. Case is the one thing that is normalised.
+                if any(not char.isascii() and char.lower().isascii() for char in name):
+                    raise InvalidName("not a valid international domain name")
                 name = idna.encode(name.lower(), strict=True).decode("ascii")
             except (idna.IDNAError, UnicodeError):
                 raise InvalidName("not a valid international domain name") from None
