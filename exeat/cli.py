@@ -1,0 +1,55 @@
+"""`exeat`: the command. This file is the map of its sub-commands; each lives in exeat/commands/."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from exeat.commands import audit, gateway, policy, run, sandbox, secret, setup
+from exeat.output import EXIT_USAGE, Output, fail, print_json, say
+from exeat.version import __version__
+
+app = typer.Typer(
+    name="exeat",
+    help="A credential-brokering egress proxy and access gateway for AI sandboxes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a pretty traceback shows locals, and a local may be a secret
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command("init")(setup.init)
+app.command("up")(gateway.up)
+app.command("serve")(gateway.serve)
+app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
+app.command("demo")(run.demo)
+app.command("env")(sandbox.env)
+app.command("status")(gateway.status)
+app.command("why")(audit.why)
+app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(secret.app, name="secret")
+app.add_typer(policy.app, name="policy")
+app.add_typer(audit.app, name="audit")
+app.add_typer(setup.ca_app, name="ca")
+
+
+@app.command()
+def version(output: Annotated[Output, typer.Option("--output", "-o", help="text or json")] = Output.text) -> None:
+    """Print the version."""
+    if output is Output.json:
+        print_json({"version": __version__, "python": sys.version.split()[0]})
+    else:
+        say(f"exeat {__version__}")
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Console entry point. Turns everything unexpected into one line; Ctrl-C exits 130."""
+    if sys.flags.optimize:
+        fail("Python's -O removes checks; start exeat without it", code=EXIT_USAGE)
+    try:
+        return app(args=argv, standalone_mode=True)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        raise SystemExit(141) from None

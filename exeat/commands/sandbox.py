@@ -1,0 +1,180 @@
+"""`exeat sandbox` and `exeat env`: identities for sandboxes that something else runs (a container, a microVM)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from broker.admin.client import AdminError
+from exeat.commands.common import ConfigOption, OutputOption, admin, explain, settings
+from exeat.environment import FORMATS, client_environment, render
+from exeat.output import EXIT_USAGE, Output, fail, note, print_json, print_table, say
+from exeat.settings import Settings
+
+app = typer.Typer(help="Sandboxes: create, list, show, end.", no_args_is_help=True)
+
+RoleOption = Annotated[str | None, typer.Option("--role", "-r", help="Its role (default: the only one there is).")]
+TtlOption = Annotated[str | None, typer.Option("--ttl", help="How long it lives: 90s, 30m, 1h, 2d.")]
+OwnerOption = Annotated[str, typer.Option("--owner", help="Who answers for it; in every record.")]
+AgentOption = Annotated[str, typer.Option("--agent", help="The program in it; in every record.")]
+TaskOption = Annotated[str, typer.Option("--task", help="What it is for; in every record.")]
+AttributeOption = Annotated[
+    list[str] | None, typer.Option("--attribute", "-a", help="name=value for ${sandbox.name} in policy; repeatable.")
+]
+FormatOption = Annotated[str, typer.Option("--format", "-f", help=f"One of {', '.join(FORMATS)}.")]
+FilesOption = Annotated[
+    Path | None, typer.Option("--files", help="Folder of ca.pem and bundle.pem as the sandbox will see it.")
+]
+
+
+def attributes(pairs: list[str] | None) -> dict[str, str]:
+    """`name=value` pairs as a mapping; exits on anything else."""
+    result: dict[str, str] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals or not name or name in result:
+            fail(f"--attribute {pair!r} is not name=value (each name once)", code=EXIT_USAGE)
+        result[name] = value
+    return result
+
+
+def only_role(client: Any, wanted: str | None) -> str:
+    """`wanted`, or the policy's only role. Exits naming the roles when there are several."""
+    roles = sorted(client.policy().get("roles", []))
+    if wanted is None and len(roles) == 1:
+        return str(roles[0])
+    if wanted is None:
+        fail(f"the policy has {len(roles)} roles", remedy=f"choose one: --role {' | '.join(roles)}", code=EXIT_USAGE)
+    if wanted not in roles:
+        fail(f"the policy has no role {wanted!r}", remedy=f"known: {', '.join(roles)}", code=EXIT_USAGE)
+    return wanted
+
+
+def checked_format(format: str) -> Any:
+    if format not in FORMATS:
+        fail(f"unknown format {format!r}", remedy=f"known: {', '.join(FORMATS)}", code=EXIT_USAGE)
+    return format
+
+
+def variables_for(answer: dict[str, Any], current: Settings, files: Path | None) -> dict[str, str]:
+    """The environment of a freshly created sandbox: proxy with its token, CA files, placeholders."""
+    if current.listen is None:
+        fail("this gateway has no listener (listen: none)", remedy="set listen: in exeat.yaml", code=EXIT_USAGE)
+    folder = files or current.client_files
+    host, port = current.listen
+    authority = f"[{host}]" if ":" in host else host
+    return client_environment(
+        proxy_url=f"http://session:{answer['token']}@{authority}:{port}",
+        ca_file=str(folder / "ca.pem"),
+        bundle_file=str(folder / "bundle.pem"),
+    ) | {str(name): str(value) for name, value in answer.get("env", {}).items()}
+
+
+@app.command()
+def create(
+    role: RoleOption = None,
+    ttl: TtlOption = None,
+    owner: OwnerOption = "",
+    agent: AgentOption = "",
+    task: TaskOption = "",
+    attribute: AttributeOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Create a sandbox. Its token is shown once and stored only as a hash."""
+    client = admin(config)
+    try:
+        answer = client.create_sandbox(
+            only_role(client, role), ttl=ttl, owner=owner, agent=agent, task=task, attributes=attributes(attribute)
+        )
+    except AdminError as error:
+        explain(error)
+    if output is Output.json:
+        print_json(answer)
+        return
+    say(f"sandbox  {answer['id']}")
+    say(f"token    {answer['token']}   (shown once)")
+    for name, value in sorted(answer.get("env", {}).items()):
+        say(f"env      {name}={value}   (placeholder)")
+
+
+@app.command("list")
+def list_(
+    everything: Annotated[bool, typer.Option("--all", help="Ended ones too.")] = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """List sandboxes."""
+    try:
+        rows = admin(config).sandboxes(ended=everything)
+    except AdminError as error:
+        explain(error)
+    if output is Output.json:
+        print_json(rows)
+        return
+    columns = ["id", "role", "owner", "agent", "task", "state"]
+    print_table([name.upper() for name in columns], [[row.get(name, "") for name in columns] for row in rows])
+
+
+@app.command()
+def show(sandbox: str, config: ConfigOption = None, output: OutputOption = Output.text) -> None:
+    """Show one sandbox."""
+    try:
+        answer = admin(config).sandbox(sandbox)
+    except AdminError as error:
+        explain(error)
+    if output is Output.json:
+        print_json(answer)
+        return
+    for name, value in answer.items():
+        say(f"{name:12} {value}")
+
+
+@app.command()
+def end(sandbox: str, config: ConfigOption = None, output: OutputOption = Output.text) -> None:
+    """End a sandbox: its token, placeholders, connections and grants die with it."""
+    try:
+        answer = admin(config).end_sandbox(sandbox)
+    except AdminError as error:
+        explain(error)
+    if output is Output.json:
+        print_json(answer)
+        return
+    say(f"ended {sandbox}")
+    for name in ("deleted", "remains"):
+        for item in answer.get(name, []):
+            say(f"  {name}: {item}")
+
+
+def env(
+    role: RoleOption = None,
+    token: Annotated[str | None, typer.Option("--token", help="Of an existing sandbox, instead of a new one.")] = None,
+    format: FormatOption = "sh",
+    files: FilesOption = None,
+    ttl: TtlOption = None,
+    owner: OwnerOption = "",
+    agent: AgentOption = "",
+    task: TaskOption = "",
+    attribute: AttributeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Print the variables that make clients in a sandbox use the gateway: proxy, CA files, placeholders.
+
+    Creates a sandbox, unless --token names one (placeholders were printed when that one was created).
+    """
+    shape = checked_format(format)
+    current = settings(config)
+    client = admin(config)
+    try:
+        if token is None:
+            answer = client.create_sandbox(
+                only_role(client, role), ttl=ttl, owner=owner, agent=agent, task=task, attributes=attributes(attribute)
+            )
+            note(f"created sandbox {answer['id']}; end it with: exeat sandbox end {answer['id']}")
+        else:
+            answer = {"token": token}
+    except AdminError as error:
+        explain(error)
+    print(render(variables_for(answer, current, files), shape), end="")  # noqa: T201 - the result itself

@@ -1,0 +1,87 @@
+"""How commands speak: pleasant on a terminal, plain when piped, JSON where asked; errors with cause and remedy.
+
+Exit codes: 0 done; 1 the answer is no (refused, a check failed, a record is bad); 2 wrong usage or settings;
+3 the demo ran unconfined; 4 the gateway is not running; 125-127 as a shell uses them (`exeat run`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+EXIT_NO = 1
+EXIT_USAGE = 2
+EXIT_NOT_CONFINED = 3
+EXIT_NOT_RUNNING = 4
+
+
+class Output(str, Enum):
+    """`--output`."""
+
+    text = "text"
+    json = "json"
+
+
+def console(*, error: bool = False) -> Console:
+    """A console that honours NO_COLOR, writes plain text into a pipe, and never guesses at markup in data."""
+    stream = sys.stderr if error else sys.stdout
+    plain = bool(os.environ.get("NO_COLOR")) or not stream.isatty()
+    return Console(file=stream, no_color=plain, highlight=False, markup=False, soft_wrap=True, emoji=False)
+
+
+def say(text: str, style: str | None = None) -> None:
+    console().print(Text(text, style=style or ""))
+
+
+def note(text: str) -> None:
+    """A remark that is not the result: standard error."""
+    console(error=True).print(Text(text, style="dim"))
+
+
+def fail(message: str, *, remedy: str = "", code: int = EXIT_NO) -> NoReturn:
+    """Print the cause and what to do about it, then exit with `code`."""
+    out = console(error=True)
+    out.print(Text("exeat: ", style="bold red") + Text(message))
+    if remedy:
+        out.print(Text(f"       {remedy}"))
+    raise SystemExit(code)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, sorted keys, for scripts."""
+    sys.stdout.write(json.dumps(value, indent=2, sort_keys=True, default=str) + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table on a terminal; tab-separated lines with a header line in a pipe."""
+    rows = [[printable("" if cell is None else str(cell)) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        for row in [list(columns), *rows]:
+            sys.stdout.write("\t".join(row) + "\n")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*[Text(cell) for cell in row])
+    console().print(table)
+
+
+def printable(text: str) -> str:
+    """`text` without anything that could move a cursor, ring a bell or reverse the reading order."""
+    return "".join(
+        character if character.isprintable() and not _reorders(character) else f"\\u{ord(character):04x}"
+        for character in text
+    )
+
+
+def _reorders(character: str) -> bool:
+    return "\u202a" <= character <= "\u202e" or "\u2066" <= character <= "\u2069"

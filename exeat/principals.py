@@ -1,0 +1,24 @@
+"""Who runs as what (RULINGS 1.2): started by root, one unprivileged uid per kind of process and per sandbox."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Kind = Literal["auditor", "vault", "executor", "worker"]
+
+BASE_UID = 1_879_100_000
+"""Above the ranges that distributions and systemd hand out (uids.systemd.io: containers end at 1,879,048,191)."""
+
+_OFFSET: dict[Kind, int] = {"auditor": 1, "vault": 2, "executor": 3, "worker": 4}
+_SANDBOXES = 10_000
+_SANDBOX_SLOTS = 50_000
+
+
+def uid_of(kind: Kind) -> int:
+    """The uid (and gid) of our own processes when root starts them."""
+    return BASE_UID + _OFFSET[kind]
+
+
+def uid_of_sandbox(number: int) -> int:
+    """The host uid of a sandbox; `number` is any non-negative integer (from its id)."""
+    return BASE_UID + _SANDBOXES + number % _SANDBOX_SLOTS

@@ -1,0 +1,167 @@
+"""exeat.yaml: the operator's settings. One flat frozen value; every error names file, line, column and remedy.
+
+version: 1
+listen: 127.0.0.1:3128          # where sandboxes reach the proxy; `none` for `exeat run` only
+state: /var/lib/exeat           # store, database, CA
+log: /var/lib/exeat/log         # audit segments
+run: /run/exeat-gateway         # control sockets
+policy: policy.yaml             # a file or a folder, relative to this file
+credentials: credentials.yaml
+key: {file: keys/store.key}     # or {passphrase_file: ...}
+workers: 1
+executors: 1
+admins: [1000]                  # uids that may use the control socket beside the gateway's own user
+self_addresses: []              # further addresses of this host that no sandbox may reach
+internal_ranges: []             # further ranges that are never public
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exeat.places import Places
+from rules.names import InvalidName, parse_authority
+from rules.yaml12 import Marks, YamlError, load
+
+
+class SettingsError(ValueError):
+    """The settings cannot be used. str() is `file:line:column: message` or `file: message`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Paths are absolute; `listen` is None when no socket is opened outside sandboxes."""
+
+    file: Path
+    listen: tuple[str, int] | None
+    state: Path
+    log: Path
+    run: Path
+    policy: Path
+    credentials: Path | None
+    key_file: Path | None
+    passphrase_file: Path | None
+    workers: int = 1
+    executors: int = 1
+    admins: tuple[int, ...] = ()
+    self_addresses: tuple[str, ...] = ()
+    internal_ranges: tuple[str, ...] = ()
+
+    @property
+    def admin_socket(self) -> Path:
+        return self.run / "admin.sock"
+
+    @property
+    def control_socket(self) -> Path:
+        """Where `exeat run` hands listening sockets to the supervisor."""
+        return self.run / "control.sock"
+
+    @property
+    def client_files(self) -> Path:
+        """ca.pem and bundle.pem for sandboxes on this machine."""
+        return self.run / "client"
+
+
+def load_settings(file: Path, places: Places) -> Settings:
+    """Read `file`. Raises SettingsError; a missing file names `exeat init`."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError(f"{file}: there are no settings yet; run 'exeat init' to write them") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})") from None
+    return parse_settings(text, file, places)
+
+
+def parse_settings(text: str, file: Path, places: Places) -> Settings:
+    """Return the settings in `text`; relative paths are relative to `file`. Raises SettingsError."""
+    try:
+        document, marks = load(text, str(file))
+    except YamlError as error:
+        raise SettingsError(str(error)) from None
+    if not isinstance(document, Mapping) or document.get("version") != 1:
+        raise SettingsError(f"{file}: the settings are empty or lack 'version: 1'; 'exeat init' writes a fresh file")
+    reader = _Reader(document, marks, file)
+    key = reader.take("key", Mapping, {"file": "keys/store.key"})
+    if set(key) not in ({"file"}, {"passphrase_file"}):
+        raise reader.error("key", "say either {file: PATH} or {passphrase_file: PATH}")
+    settings = Settings(
+        file=file,
+        listen=reader.listen(),
+        state=reader.path("state", places.state),
+        log=reader.path("log", None) or reader.path("state", places.state) / "log",
+        run=reader.path("run", places.run),
+        policy=reader.path("policy", file.parent / "policy.yaml"),
+        credentials=reader.path("credentials", file.parent / "credentials.yaml"),
+        key_file=reader.resolve(str(key["file"])) if "file" in key else None,
+        passphrase_file=reader.resolve(str(key["passphrase_file"])) if "passphrase_file" in key else None,
+        workers=reader.count("workers"),
+        executors=reader.count("executors"),
+        admins=reader.numbers("admins"),
+        self_addresses=reader.checked("self_addresses", lambda value: str(ipaddress.ip_address(value))),
+        internal_ranges=reader.checked("internal_ranges", lambda value: str(ipaddress.ip_network(value))),
+    )
+    if unknown := sorted(set(document) - reader.known):
+        raise reader.error(unknown[0], f"unknown setting {unknown[0]!r}; known are {', '.join(sorted(reader.known))}")
+    return settings
+
+
+class _Reader:
+    def __init__(self, document: Mapping[str, Any], marks: Marks, file: Path) -> None:
+        self._document = document
+        self._marks = marks
+        self._file = file
+        self.known = {"version"}
+
+    def error(self, key: str, message: str) -> SettingsError:
+        line, column = self._marks.get((key,), (1, 1))
+        return SettingsError(f"{self._file}:{line}:{column}: {message}")
+
+    def take[T](self, key: str, kind: type[T], default: Any) -> Any:
+        self.known.add(key)
+        value = self._document.get(key, default)
+        if value is not default and not isinstance(value, kind):
+            raise self.error(key, f"{key} has the wrong form")
+        return value
+
+    def resolve(self, text: str) -> Path:
+        return (self._file.parent / text).absolute()
+
+    def path(self, key: str, default: Path | None) -> Any:
+        value = self.take(key, str, default)
+        return self.resolve(value) if isinstance(value, str) else value
+
+    def count(self, key: str) -> int:
+        value = self.take(key, int, 1)
+        if isinstance(value, bool) or not 1 <= value <= 64:
+            raise self.error(key, f"{key} is a number from 1 to 64")
+        return int(value)
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        value = self.take(key, list, [])
+        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value):
+            raise self.error(key, f"{key} is a list of uids")
+        return tuple(value)
+
+    def checked(self, key: str, check: Callable[[str], str]) -> tuple[str, ...]:
+        value = self.take(key, list, [])
+        try:
+            return tuple(check(str(item)) for item in value)
+        except ValueError:
+            raise self.error(key, f"{key} holds something that is not an address (or range)") from None
+
+    def listen(self) -> tuple[str, int] | None:
+        value = self.take("listen", str, "127.0.0.1:3128")
+        if value == "none":
+            return None
+        try:
+            host, port = parse_authority(value, None)
+        except InvalidName:
+            host = None
+        if host is None or not host.is_literal:
+            raise self.error("listen", "listen is ADDRESS:PORT with a numeric address, or none")
+        return host.text, port

@@ -1,0 +1,425 @@
+"""Starts our processes, joins them by inherited descriptors, and takes them down again. Decides nothing.
+
+    auditor  <- events -  vault, executors, workers, supervisor      (stream socket pairs)
+    vault    <- control - executors, workers                         (stream socket pairs)
+    executor <- hand-off - workers                                   (sequenced packets carrying socket pairs)
+    worker   <- listeners - supervisor                               (sequenced packets carrying listeners)
+
+One state folder, one supervisor: an exclusive lock and a plain bind come first, because a second start with
+SO_REUSEPORT would silently share the port (RULINGS 9.4). When one process dies, all are ended and started again
+together on fresh channels: no half-alive set ever serves (docs/decisions/0005). While they are down nothing
+passes, since workers are the only way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exeat.launch import BoundaryUnavailable, Plan, ViewEntry, interpreter_view, launch, system_view
+from exeat.principals import Kind, uid_of
+from exeat.settings import Settings
+
+START_SECONDS = 30.0
+STOP_SECONDS = 10.0
+MAX_RESTARTS = 5
+RESTART_WINDOW_SECONDS = 60.0
+
+
+class StartRefused(RuntimeError):
+    """The gateway does not start. str() is the cause; `remedy` what to do about it."""
+
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        super().__init__(cause)
+        self.remedy = remedy
+
+
+@dataclass(slots=True, kw_only=True)
+class Child:
+    """One running process of ours. `kind` and `number` name it in records: `worker-0`."""
+
+    kind: Kind
+    number: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxListener:
+    """A listening socket that one sandbox alone can reach, with the key that proves it to the vault."""
+
+    sandbox: str
+    channel_key: str
+    socket: socket.socket
+
+
+@dataclass(slots=True, kw_only=True)
+class _Set:
+    """One generation of children and our ends of their channels."""
+
+    children: list[Child] = field(default_factory=list)
+    listener_channels: list[socket.socket] = field(default_factory=list)
+
+
+class Supervisor:
+    """`start()`, then `wait()` until stopped or beyond repair, then `stop()`. Not thread-safe; one event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        danger_shared_uid: bool = False,
+        danger_key_beside_store: bool = False,
+        environment: Mapping[str, str] | None = None,
+        report: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self._settings = settings
+        self._danger_shared_uid = danger_shared_uid
+        self._danger_key = danger_key_beside_store
+        self._environment = dict(environment or {})
+        self._report = report
+        self._root = os.geteuid() == 0
+        self._lock: int | None = None
+        self._sockets: list[socket.socket] = []
+        self._control: socket.socket | None = None
+        self._sandboxes: list[SandboxListener] = []
+        self._set: _Set | None = None
+        self._stopping = False
+        self._restarts: list[float] = []
+
+    # --- life -------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take the lock, bind, start every process, wait until the vault answers. Raises StartRefused."""
+        try:
+            self._prepare_folders()
+            self._take_lock()
+            self._bind()
+            self._open_control()
+            await self._start_set()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def wait(self) -> int:
+        """Serve until `request_stop`; returns 0, or 1 when processes died too often to go on."""
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            dead = next((child for child in self._children() if child.process.poll() is not None), None)
+            if dead is None:
+                await asyncio.sleep(0.1)
+                continue
+            now = loop.time()
+            self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW_SECONDS] + [now]
+            self._report(f"{dead.name} ended unexpectedly (exit {dead.process.returncode}); restarting all processes")
+            await self._stop_set()
+            if len(self._restarts) > MAX_RESTARTS:
+                self._report(f"{len(self._restarts)} restarts within a minute: giving up, everything stays closed")
+                return 1
+            try:
+                await self._start_set()
+            except StartRefused as error:
+                self._report(f"cannot restart: {error}")
+                return 1
+        return 0
+
+    def request_stop(self) -> None:
+        self._stopping = True
+
+    async def stop(self) -> None:
+        """End every process in order (workers drain first, the auditor last) and free lock and sockets."""
+        self._stopping = True
+        await self._stop_set()
+        for entry in self._sockets:
+            entry.close()
+        self._sockets.clear()
+        for listener in self._sandboxes:
+            listener.socket.close()
+        self._sandboxes.clear()
+        if self._control is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._control.fileno())
+            self._control.close()
+            self._control = None
+            with contextlib.suppress(OSError):
+                self._settings.control_socket.unlink()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # --- sandboxes' own listeners ------------------------------------------------------------------------
+
+    def add_listener(self, listener: SandboxListener) -> None:
+        """Hand a sandbox's listening socket to every worker, now and after a restart."""
+        self._sandboxes.append(listener)
+        if self._set is not None:
+            for channel in self._set.listener_channels:
+                _send_listener(channel, listener)
+
+    def remove_listeners(self, sandbox: str) -> None:
+        """Forget the sockets of `sandbox`; the workers close theirs when the vault says that it ended."""
+        for listener in [entry for entry in self._sandboxes if entry.sandbox == sandbox]:
+            listener.socket.close()
+            self._sandboxes.remove(listener)
+
+    def _open_control(self) -> None:
+        """The socket on which another `exeat run` hands listeners over: sequenced packets, our own uid only."""
+        path = self._settings.control_socket
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()  # ours: we hold the lock of this state folder
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.bind(str(path))
+        path.chmod(0o600)
+        control.listen(64)
+        control.setblocking(False)
+        asyncio.get_running_loop().add_reader(control.fileno(), self._accept_control)
+        self._control = control
+
+    def _accept_control(self) -> None:
+        assert self._control is not None
+        try:
+            peer, _ = self._control.accept()
+        except OSError:
+            return
+        with peer:
+            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            uid = int.from_bytes(credentials[4:8], sys.byteorder)
+            peer.settimeout(1.0)
+            try:
+                if uid not in {0, os.geteuid(), *self._settings.admins}:
+                    peer.send(b'{"error": "not permitted"}')
+                    return
+                message, descriptors, _, _ = socket.recv_fds(peer, 65536, 4)
+                request = json.loads(message)
+                if request.get("op") == "remove" and not descriptors:
+                    self.remove_listeners(str(request["sandbox"]))
+                elif request.get("op") == "add" and descriptors:
+                    for descriptor in descriptors:
+                        self.add_listener(
+                            SandboxListener(
+                                sandbox=str(request["sandbox"]),
+                                channel_key=str(request["channel_key"]),
+                                socket=socket.socket(fileno=descriptor),
+                            )
+                        )
+                else:
+                    raise ValueError("unknown request")
+                peer.send(b'{"ok": true}')
+            except (OSError, ValueError, KeyError):
+                with contextlib.suppress(OSError):
+                    peer.send(b'{"error": "bad request"}')
+
+    # --- folders, lock, sockets --------------------------------------------------------------------------
+
+    def _prepare_folders(self) -> None:
+        settings = self._settings
+        wanted: list[tuple[Path, int, Kind | None]] = [
+            (settings.state, 0o700, "vault"),
+            (settings.log, 0o700, "auditor"),
+            (settings.run, 0o711, None),
+            (settings.client_files, 0o755, "vault"),
+        ]
+        for path, mode, owner in wanted:
+            try:
+                path.mkdir(mode=mode, parents=True, exist_ok=True)
+                found = path.stat()
+            except OSError as error:
+                raise StartRefused(f"{path}: {error.strerror}", "choose another folder in exeat.yaml") from None
+            expected = {os.geteuid()}
+            if self._root and owner is not None:
+                os.chown(path, uid_of(owner), uid_of(owner))
+                expected = {0, uid_of(owner)}
+            if found.st_uid not in expected:
+                raise StartRefused(f"{path} belongs to uid {found.st_uid}", "remove it, or choose another folder")
+            if stat.S_IMODE(found.st_mode) & 0o022 or (mode == 0o700 and stat.S_IMODE(found.st_mode) & 0o077):
+                raise StartRefused(f"{path} has loose permissions", f"chmod {mode:o} {path}")
+
+    def _take_lock(self) -> None:
+        path = self._settings.run / "lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise StartRefused(
+                f"a gateway is already running with {self._settings.run}",
+                "'exeat status' shows it; stop it first, or use another --config",
+            ) from None
+        self._lock = descriptor
+
+    def _bind(self) -> None:
+        if self._settings.listen is None:
+            return
+        host, port = self._settings.listen
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))  # without SO_REUSEPORT: finds whoever is there already
+                port = probe.getsockname()[1]
+            for _ in range(self._settings.workers):
+                # IPPROTO_TCP by name: asyncio sets TCP_NODELAY only then (44 ms a request without).
+                listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                listener.bind((host, port))
+                listener.listen(1024)
+                self._sockets.append(listener)
+        except OSError as error:
+            raise StartRefused(
+                f"cannot listen on {host}:{port}: {error.strerror}",
+                "stop what uses that address, or change listen: in exeat.yaml",
+            ) from None
+
+    # --- processes ---------------------------------------------------------------------------------------
+
+    def _children(self) -> Sequence[Child]:
+        return self._set.children if self._set else ()
+
+    async def _start_set(self) -> None:
+        from exeat.processes import start_set  # late: it names every process's boot fields
+
+        self._set = _Set()
+        try:
+            await start_set(self, self._set)
+        except BaseException:
+            await self._stop_set()
+            raise
+        for listener in self._sandboxes:
+            for channel in self._set.listener_channels:
+                _send_listener(channel, listener)
+
+    async def _stop_set(self) -> None:
+        current, self._set = self._set, None
+        if current is None:
+            return
+        order: tuple[Kind, ...] = ("worker", "executor", "vault", "auditor")
+        for kind in order:
+            group = [child for child in current.children if child.kind == kind]
+            for child in group:
+                if child.process.poll() is None:
+                    child.process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + STOP_SECONDS
+            for child in group:
+                while child.process.poll() is None and time.monotonic() < deadline:
+                    await asyncio.sleep(0.02)
+                if child.process.poll() is None:
+                    self._report(f"{child.name} did not stop in time; killed")
+                    child.process.kill()
+                child.process.wait()
+        for channel in current.listener_channels:
+            channel.close()
+
+    def spawn(self, kind: Kind, number: int, module: str, boot: Mapping[str, Any], fds: Sequence[int]) -> Child:
+        """Start `module` with `boot` on an inherited descriptor. Raises StartRefused when it cannot be confined."""
+        descriptor = os.memfd_create("exeat-boot", os.MFD_CLOEXEC)
+        try:
+            os.write(descriptor, json.dumps(boot).encode())
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            argv = (sys.executable, "-I", "-m", module, str(descriptor))
+            keep = (descriptor, *fds)
+            confined = kind in ("worker", "executor") and not self._danger_shared_uid
+            if self._root or confined:
+                process = self._spawn_confined(kind, argv, keep)
+            else:
+                process = subprocess.Popen(
+                    argv, pass_fds=keep, cwd="/", env={}, stdin=subprocess.DEVNULL, start_new_session=True
+                )
+        finally:
+            os.close(descriptor)
+        assert self._set is not None
+        child = Child(kind=kind, number=number, process=process)
+        self._set.children.append(child)
+        return child
+
+    def _spawn_confined(self, kind: Kind, argv: tuple[str, ...], keep: tuple[int, ...]) -> subprocess.Popen[bytes]:
+        view: list[ViewEntry] = system_view()
+        if kind in ("vault", "auditor"):
+            view += self._wide_view()
+        else:
+            view += [("tmpfs", "mode=1777", "/tmp"), ("tmpfs", "mode=0755", "/run"), *_resolver_view()]
+        view += interpreter_view(view)
+        uid = uid_of(kind) if self._root else os.getuid()
+        gid = uid_of(kind) if self._root else os.getgid()
+        plan = Plan(
+            argv=argv,
+            env={},
+            view=tuple(view),
+            cwd="/",
+            uid=uid,
+            gid=gid,
+            hostname=f"exeat-{kind}",
+            network=False,
+            pass_fds=keep,
+        )
+        try:
+            return launch(plan).process
+        except BoundaryUnavailable as error:
+            raise StartRefused(
+                str(error), "or start with --danger-shared-uid, which gives up the separation of processes"
+            ) from None
+
+    def _wide_view(self) -> list[ViewEntry]:
+        """What the vault and the auditor see when root starts them: also settings, state, log and run folders."""
+        settings = self._settings
+        view: list[ViewEntry] = []
+        for path in ("/var", "/srv", "/mnt", "/media", "/run"):
+            if os.path.isdir(path) and not os.path.islink(path):
+                view.append(("ro", path, path))
+        folders: list[tuple[str, Path]] = [("ro", settings.file.parent), ("ro", settings.policy)]
+        folders += [("rw", settings.state), ("rw", settings.log), ("rw", settings.run)]
+        view += [(mode, str(path), str(path)) for mode, path in folders if path.exists()]  # type: ignore[misc]
+        return view
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]:
+        return self._sockets
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        return {"danger_shared_uid": self._danger_shared_uid, "danger_key_beside_store": self._danger_key}
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return self._environment
+
+
+def new_key() -> str:
+    """A fresh 256-bit key as hex."""
+    return secrets.token_hex(32)
+
+
+def _send_listener(channel: socket.socket, listener: SandboxListener) -> None:
+    message = {"kind": "sandbox", "sandbox": listener.sandbox, "channel_key": listener.channel_key}
+    with contextlib.suppress(OSError):  # a worker that is going down; the next set gets it again
+        socket.send_fds(channel, [json.dumps(message).encode()], [listener.socket.fileno()])
+
+
+def _resolver_view() -> list[ViewEntry]:
+    """/etc/resolv.conf often points into /run."""
+    target = os.path.realpath("/etc/resolv.conf")
+    if target.startswith("/run/") and os.path.exists(target):
+        folder = os.path.dirname(target)
+        return [("ro", folder, folder)]
+    return []
