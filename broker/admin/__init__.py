@@ -9,7 +9,7 @@ Times are Unix seconds; no answer holds a secret; a token and placeholders appea
                                    expires_at, token, channel, channel_key, env, placeholders, proxy_url}
                                    ttl: seconds or "90s", "15m", "1h"; channel: {"kind": "shared"} (default) or
                                    {"kind": "address", "address": "10.0.0.2"} or {"kind": "port"|"unix"|"namespace"}
-                                   (these three identify alone and get a channel_key for their listener)
+                                   (these three identify alone and get a channel_key, hex, for their listener)
  GET    /v1/sandboxes[?all=1]      {sandboxes: [...]}                 GET /v1/sandboxes/{id}
  DELETE /v1/sandboxes/{id}         {id, ended_at, deleted: [...], remains: [...], unacknowledged: [...]}
  GET    /v1/policy                 {digest, loaded_at, files, roles, warnings, rejected, document}

@@ -7,9 +7,9 @@ hold, and names files and inherited descriptors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from broker.errors import BrokerError
 
@@ -23,8 +23,7 @@ class Channel:
     """One inherited stream socket to a worker or an executor. `name` is its process name in records."""
 
     name: str
-    kind: str
-    """`worker` or `executor`."""
+    kind: Literal["worker", "executor"]
     fd: int
 
 
@@ -45,8 +44,11 @@ class Boot:
     danger_shared_uid: bool = False
     channels: tuple[Channel, ...] = ()
     auditor_fd: int | None = None
-    digest_key: str = field(default="", repr=False)
-    """Hex: the per-installation key of keyed digests in records."""
+    """An inherited stream socket to the auditor, or:"""
+    auditor_path: str | None = None
+    """the auditor's listening Unix socket (containers)."""
+    digest_key: bytes = field(repr=False)
+    """The per-installation key of keyed digests in records (32 bytes; hex in the JSON)."""
     admin_path: str | None = None
     """Where the admin socket is made (mode 0600), or:"""
     admin_fd: int | None = None
@@ -73,26 +75,30 @@ class Boot:
     """Written `ready\\n` once the admin API serves, then closed; on refusal one JSON line with the error."""
 
 
-def parse_boot(value: Mapping[str, Any]) -> Boot:
-    """Return the boot settings. Raises BootRefused for unknown or missing fields and relative paths."""
-    known = {item.name for item in fields(Boot)}
-    unknown = sorted(set(value) - known)
-    if unknown:
-        raise BootRefused("boot-unknown-field", ", ".join(unknown))
-    data = dict(value)
-    try:
-        data["channels"] = tuple(Channel(**item) for item in data.get("channels", ()))
-        for name in ("admin_uids", "listener_ports", "self_addresses", "internal_ranges"):
-            if name in data:
-                data[name] = tuple(data[name])
-        boot = Boot(**data)
-    except TypeError:
-        raise BootRefused("boot-invalid", "a field is missing or has the wrong form") from None
-    for name in ("state_dir", "policy_path", "credentials_path", "key_file", "passphrase_file", "admin_path"):
+def check_boot(boot: Boot) -> None:
+    """Raise BootRefused unless the fields fit together (net.process.read_boot has checked names and types)."""
+    for name in (
+        "state_dir",
+        "policy_path",
+        "credentials_path",
+        "key_file",
+        "passphrase_file",
+        "admin_path",
+        "listen_path",
+        "auditor_path",
+    ):
         path = getattr(boot, name)
         if path is not None and not Path(path).is_absolute():
             raise BootRefused("boot-invalid", f"{name} must be absolute")
-    for channel in boot.channels:
-        if channel.kind not in ("worker", "executor"):
-            raise BootRefused("boot-invalid", "a channel is a worker's or an executor's")
-    return boot
+    if len(boot.digest_key) != 32:
+        raise BootRefused("boot-invalid", "digest_key must be 32 bytes")
+    if (boot.auditor_fd is None) == (boot.auditor_path is None):
+        raise BootRefused("boot-invalid", "exactly one of auditor_fd and auditor_path is needed")
+    if (boot.admin_fd is None) == (boot.admin_path is None):
+        raise BootRefused("boot-invalid", "exactly one of admin_fd and admin_path is needed")
+    if sum(value is not None for value in (boot.key_file, boot.passphrase_file, boot.passphrase)) != 1:
+        raise BootRefused(
+            "key-missing",
+            "the store needs exactly one key: a key file or a passphrase",
+            "run `exeat init`, or name one of key_file, passphrase_file and passphrase",
+        )

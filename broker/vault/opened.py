@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from broker.vault.secret import Secret
 from rules.decision import Permit
-from rules.names import CredentialRef, RequestId
+from rules.names import RequestId
 from rules.policy import CredentialDef
 
 
@@ -26,14 +26,6 @@ class Refused:
     """For a held request: what the agent quotes when it asks a person (RULINGS 8.1)."""
     retry_after: int = 0
     """Seconds; 0 says nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantsBody:
-    """The operation is in the body: the executor reads at most `bound` bytes, judges them, and asks once more."""
-
-    request_id: RequestId
-    bound: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +52,6 @@ class Opened:
     material: Material | None
     scrub: tuple[Secret, ...] = ()
     sequence: int = 0
-    placeholders: tuple[tuple[CredentialRef, str], ...] = field(default=())
-    """(credential, sha256 hex of the placeholder): only the permit's own."""
 
 
-Answer = Refused | WantsBody | Opened
+Answer = Refused | Opened
