@@ -309,7 +309,7 @@ def _read_buffer() -> memoryview:
     So an idle connection holds no read buffer of its own (E3), and no read is larger than READ_SIZE (T10).
     """
     try:
-        return cast(memoryview, _scratch.view)
+        return cast("memoryview", _scratch.view)
     except AttributeError:
         view = _scratch.view = memoryview(bytearray(READ_SIZE))
         return view
@@ -333,7 +333,7 @@ class SocketStream(BufferedStream, asyncio.BufferedProtocol):
     # --- loop callbacks: each closes the socket when it fails ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
         try:
             self._made()
         except BaseException as error:
@@ -529,7 +529,7 @@ async def serve_streams(
             await handler(stream)
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - the guard of last resort: report, then close
+        except Exception as error:
             on_fault(error)
         finally:
             stream.abort()

@@ -410,9 +410,7 @@ def strip_hop_by_hop(headers: Headers) -> Headers:
         return headers
     gone = HOP_BY_HOP if nominated is None else HOP_BY_HOP | (nominated - _NOT_NOMINABLE)
     return tuple(
-        (name, value)
-        for name, value in headers
-        if (_COMMON.get(name) or name.lower().decode("latin-1")) not in gone
+        (name, value) for name, value in headers if (_COMMON.get(name) or name.lower().decode("latin-1")) not in gone
     )
 
 
