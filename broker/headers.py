@@ -1,0 +1,162 @@
+"""Headers of a credentialed call: what may go up, what may come back. Allowlists both ways (RULINGS 4.3, 7.2).
+
+Up: the permit's list (rules.decide), without hop-by-hop, forwarding and client-authority fields; Accept-Encoding is
+ours (`identity`: the answer is read), Expect is answered by the lane, Range only on a declared download.
+Down: the base list below, or the permit's; never what carries authority or aims at the client's connection. Values
+are scrubbed; the reason phrase is the standard one, so that nothing of the upstream's start line passes.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from rules.catalogue import AUTH_HEADERS
+
+from broker.scrub import Patterns, scrub_whole
+from rules.decide import BASE_REQUEST_HEADERS
+from rules.decision import Restrictions
+from wire.heads import HOP_BY_HOP, NEVER_FORWARDED, NEVER_FORWARDED_PREFIXES, ResponseHead, connection_tokens
+
+Pairs = tuple[tuple[str, str], ...]
+"""(lower-case name, value) in order."""
+
+BASE_RESPONSE_HEADERS = frozenset(
+    {
+        "accept-ranges",
+        "age",
+        "cache-control",
+        "content-disposition",
+        "content-language",
+        "content-length",
+        "content-location",
+        "content-range",
+        "content-type",
+        "date",
+        "deprecation",
+        "etag",
+        "expires",
+        "last-modified",
+        "location",
+        "pragma",
+        "ratelimit-limit",
+        "ratelimit-remaining",
+        "ratelimit-reset",
+        "request-id",
+        "retry-after",
+        "sunset",
+        "vary",
+        "warning",
+        "x-content-type-options",
+        "x-ratelimit-limit",
+        "x-ratelimit-remaining",
+        "x-ratelimit-reset",
+        "x-request-id",
+    }
+)
+"""What passes on every credentialed answer unless the permit names another list."""
+
+NEVER_RETURNED = HOP_BY_HOP | frozenset(
+    {
+        "alt-svc",
+        "authentication-info",
+        "clear-site-data",
+        "link",
+        "nel",
+        "proxy-authenticate",
+        "proxy-authentication-info",
+        "proxy-status",
+        "refresh",
+        "report-to",
+        "set-cookie",
+        "set-cookie2",
+        "sourcemap",
+        "strict-transport-security",
+        "www-authenticate",
+    }
+)
+"""Authority, challenges and orders to the client: removed whatever a list says."""
+
+_OURS_UP = frozenset({"accept-encoding", "expect", "content-length", "transfer-encoding"})
+_RANGES = frozenset({"range", "if-range"})
+_BODY_SHAPE = frozenset(
+    {"content-encoding", "content-length", "content-md5", "digest", "content-digest", "repr-digest"}
+)
+_SERVED_TWICE = frozenset({"content-type", "content-length", "location", "etag", "content-range"})
+
+
+def request_headers(headers: Pairs, restrictions: Restrictions, *, credentialed: bool) -> tuple[Pairs, tuple[str, ...]]:
+    """Return the fields that go upstream before the injection, and the names of those that were dropped.
+
+    Without a credential (a call that is only counted) every header that the gate let through goes on.
+    """
+    allowed = restrictions.request_headers
+    if allowed is None and credentialed:
+        allowed = BASE_REQUEST_HEADERS
+    nominated = connection_tokens(headers)
+    kept: list[tuple[str, str]] = []
+    dropped: list[str] = []
+    for name, value in headers:
+        if name in _OURS_UP or name in HOP_BY_HOP or name == "proxy-authorization":
+            continue
+        out = (
+            name in nominated
+            or name in NEVER_FORWARDED
+            or name.startswith(NEVER_FORWARDED_PREFIXES)
+            or (allowed is not None and name not in allowed and not (credentialed and name in AUTH_HEADERS))
+            or (credentialed and name in _RANGES and not restrictions.download)
+        )
+        # A client's auth field stays until the kind removes it: the kind reads the user name of Basic from it.
+        (dropped.append(name) if out else kept.append((name, value)))
+    if credentialed:
+        kept.append(("accept-encoding", "identity"))
+    else:
+        kept += [(name, value) for name, value in headers if name == "accept-encoding"]
+    return tuple(kept), tuple(sorted(set(dropped)))
+
+
+def response_head(
+    head: ResponseHead, restrictions: Restrictions, patterns: Patterns, *, body_changes: bool
+) -> tuple[ResponseHead, int]:
+    """Return the head that the sandbox sees and how many secrets were masked in it.
+
+    `body_changes`: the body is decoded or pruned, so fields that describe its old bytes go.
+    """
+    allowed = restrictions.response_headers
+    if allowed is None:
+        allowed = BASE_RESPONSE_HEADERS
+    nominated = connection_tokens(head.lower)
+    _, hits = scrub_whole(head.reason.encode("latin-1"), patterns)
+    kept: list[tuple[bytes, bytes]] = []
+    once: set[str] = set()
+    for (name, value), (lower, text) in zip(head.headers, head.lower, strict=True):
+        if lower in NEVER_RETURNED or lower in nominated or lower not in allowed or lower == "content-encoding":
+            continue
+        if body_changes and lower in _BODY_SHAPE:
+            continue
+        if lower in _SERVED_TWICE:
+            if lower in once:
+                continue
+            once.add(lower)
+        if lower == "location" and not is_bare_location(text):
+            continue
+        clean, found = scrub_whole(value, patterns)
+        hits += found
+        kept.append((name, clean))
+    return ResponseHead(status=head.status, reason=_phrase(head.status), version="1.1", headers=tuple(kept)), hits
+
+
+def is_bare_location(value: str) -> bool:
+    """True for a redirect target without query, fragment and userinfo: what can carry a token is not shown (B110)."""
+    try:
+        parts = urlsplit(value)
+        return not (parts.query or parts.fragment or "@" in parts.netloc or "?" in value or "#" in value)
+    except ValueError:
+        return False
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

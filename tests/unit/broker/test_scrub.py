@@ -1,0 +1,258 @@
+"""Scrubbing: every promised form, at every split, and nothing held that need not be."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.scrub import MASK, MAX_MATERIAL, RUN, Guarded, Patterns, Scrubber, ScrubError, scrub_whole
+
+SECRET = b'sk_live_9fQ2"x/Zr\\7Lm+4KpV0aB8cD'
+PLAIN = b"tok-4mVZx81LrQwS0pEyUb7N"
+PATTERNS = Patterns([Guarded(value=SECRET, public_prefix=b"sk_live_"), Guarded(value=PLAIN)])
+UNPREDICTABLE = SECRET[len(b"sk_live_") :]
+
+
+def masked(data: bytes, *cuts: int) -> bytes:
+    """Feed `data` cut at `cuts`."""
+    scrubber = Scrubber(PATTERNS)
+    out = b""
+    start = 0
+    for cut in (*cuts, len(data)):
+        out += scrubber.feed(data[start:cut])
+        start = cut
+    return out + scrubber.finish()
+
+
+def percent(data: bytes, choose: random.Random) -> bytes:
+    """Percent-encode some bytes, digits in mixed case."""
+    out = b""
+    for byte in data:
+        if choose.random() < 0.6 or byte in b"%":
+            digits = "".join(choose.choice([c.lower(), c.upper()]) for c in f"{byte:02x}")
+            out += b"%" + digits.encode()
+        else:
+            out += bytes((byte,))
+    return out
+
+
+def json_escaped(data: bytes, choose: random.Random) -> bytes:
+    """Escape what JSON demands and some of the rest, as \\u with digits in mixed case or short."""
+    out = b""
+    for byte in data:
+        char = chr(byte)
+        if char in '"\\/' and choose.random() < 0.5:
+            out += b"\\" + char.encode()
+        elif char in '"\\' or choose.random() < 0.5:
+            digits = "".join(choose.choice([c.lower(), c.upper()]) for c in f"{byte:04x}")
+            out += b"\\u" + digits.encode()
+        else:
+            out += bytes((byte,))
+    return out
+
+
+def mixed_hex(data: bytes, choose: random.Random) -> bytes:
+    """Hex in mixed case."""
+    return "".join(choose.choice([c.lower(), c.upper()]) for c in data.hex()).encode()
+
+
+def forms(secret: bytes) -> list[tuple[str, bytes]]:
+    """Every promised form of `secret`, named."""
+    choose = random.Random(7)
+    found: list[tuple[str, bytes]] = [("raw", secret), ("hex", secret.hex().encode())]
+    found.append(("HEX", secret.hex().upper().encode()))
+    found.append(("hex mixed", mixed_hex(secret, choose)))
+    for lead in range(3):
+        for name, encode in (("base64", base64.b64encode), ("base64url", base64.urlsafe_b64encode)):
+            encoded = encode(b"u:"[:lead] + secret + b"\xff!")
+            found.append((f"{name} alignment {lead}", encoded))
+            found.append((f"{name} unpadded {lead}", encoded.rstrip(b"=")))
+    found.append(("basic", b"Basic " + base64.b64encode(b"x-access-token:" + secret)))
+    found.append(("percent", quote(secret, safe="").encode()))
+    found.append(("percent all", "".join(f"%{byte:02X}" for byte in secret).encode()))
+    found.append(("percent lower", "".join(f"%{byte:02x}" for byte in secret).encode()))
+    found.append(("json", json.dumps(secret.decode()).encode()))
+    found.append(("json slashes", json.dumps(secret.decode()).replace("/", "\\/").encode()))
+    found.append(("json all", "".join(f"\\u{byte:04x}" for byte in secret).encode()))
+    found.append(("json all upper", "".join(f"\\u{byte:04X}" for byte in secret).encode()))
+    for turn in range(4):
+        found.append((f"percent mixed {turn}", percent(secret, choose)))
+        found.append((f"json mixed {turn}", json_escaped(secret, choose)))
+    found.append(("percent in json", json.dumps(quote(secret, safe="")).replace("%", "\\u0025").encode()))
+    found.append(("base64 in percent", quote(base64.b64encode(secret), safe="").encode()))
+    found.append(("base64 in json", base64.b64encode(secret).replace(b"/", b"\\/").replace(b"+", b"\\u002b")))
+    return found
+
+
+def shows(data: bytes) -> bool:
+    """True if any 12-byte run of an unpredictable part can be read back from `data` in a promised form.
+
+    Written independently of the scrubber: everything is decoded by the standard library.
+    """
+
+    def unescape(match: re.Match[bytes]) -> bytes:
+        text: str = json.loads(b'"' + match[0] + b'"')
+        return text.encode("utf-8", "replace")
+
+    def unquote(text: bytes) -> bytes:
+        return re.sub(rb"%([0-9A-Fa-f]{2})", lambda match: bytes((int(match[1], 16),)), text)
+
+    plain = re.sub(rb'(?:\\(?:u[0-9A-Fa-f]{4}|["\\/bfnrt]))+', unescape, data)
+    readings = [data, unquote(data), plain, unquote(plain)]
+    for text in list(readings):
+        for run in re.findall(rb"[0-9A-Fa-f]{2,}", text):
+            for start in (0, 1):
+                part = run[start:]
+                readings.append(bytes.fromhex(part[: len(part) // 2 * 2].decode()))
+        for run in re.findall(rb"[A-Za-z0-9+/_-]{4,}", text):
+            for start in range(4):
+                part = run[start:].replace(b"-", b"+").replace(b"_", b"/")
+                readings.append(base64.b64decode(part[: len(part) // 4 * 4]))
+    for secret in (UNPREDICTABLE, PLAIN):
+        runs = [secret[at : at + RUN] for at in range(len(secret) - RUN + 1)]
+        if any(run in text for text in readings for run in runs):
+            return True
+    return False
+
+
+FORMS = [(name, form) for secret in (SECRET, PLAIN) for name, form in forms(secret)]
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS, ids=[f"{i}-{name}" for i, (name, _) in enumerate(FORMS)])
+def test_a_promised_form_never_passes_at_any_split(name: str, form: bytes) -> None:
+    """Every form of a secret is masked, at the same length, wherever the stream is cut."""
+    data = b'{"a":"' + form + b'","b":1}\n'
+    assert shows(data), "the form must show the secret, or the test proves nothing"
+    for cut in range(len(data) + 1):
+        out = masked(data, cut)
+        assert len(out) == len(data)
+        assert not shows(out), (name, cut, out)
+        assert MASK * 8 in out
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS, ids=[f"{i}-{name}" for i, (name, _) in enumerate(FORMS)])
+def test_a_promised_form_never_passes_byte_by_byte(name: str, form: bytes) -> None:
+    """One byte a read shows nothing more."""
+    data = b"x=" + form + b" y"
+    out = masked(data, *range(1, len(data)))
+    assert len(out) == len(data)
+    assert not shows(out)
+
+
+@pytest.mark.parametrize("lost", [1, 5, 12])
+def test_a_long_run_of_a_secret_is_a_hit_without_the_rest(lost: int) -> None:
+    """Twelve bytes of the unpredictable part are enough, wherever in it they are."""
+    for part in (PLAIN[lost:], PLAIN[:-lost]):
+        out = masked(b"<" + part + b">")
+        assert out == b"<" + MASK * len(part) + b">"
+
+
+def test_a_hit_that_ends_with_the_read_stays_masked_when_the_secret_does_not_go_on() -> None:
+    """Bytes held because the run could go on keep their mask when it does not."""
+    head = PLAIN[:RUN]
+    for cut in range(1, len(head) + 2):
+        assert masked(b"a" + head + b"!!", cut) == b"a" + MASK * RUN + b"!!"
+
+
+def test_the_same_echo_twice_counts_twice_and_split_counts_once() -> None:
+    """`hits` counts masked places, not pieces."""
+    scrubber = Scrubber(PATTERNS)
+    data = PLAIN + b" and " + PLAIN
+    for byte in data:
+        scrubber.feed(bytes((byte,)))
+    scrubber.finish()
+    assert scrubber.hits == 2
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.data())
+def test_no_mixture_of_forms_and_splits_shows_a_secret(data: st.DataObject) -> None:
+    """Forms, noise and cuts in any order: nothing can be read back and no length changes."""
+    pieces = data.draw(
+        st.lists(
+            st.one_of(
+                st.sampled_from([form for _, form in FORMS]), st.binary(max_size=12), st.sampled_from([b"\\", b"%"])
+            ),
+            max_size=4,
+        )
+    )
+    text = b" ".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    out = masked(text, *cuts)
+    assert len(out) == len(text)
+    assert not shows(out)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=6))
+def test_what_holds_no_secret_passes_unchanged(text: bytes, cuts: list[int]) -> None:
+    """Other bytes come out as they went in."""
+    places = sorted(min(cut, len(text)) for cut in cuts)
+    if not shows(text):
+        assert masked(text, *places) == text
+
+
+@pytest.mark.parametrize(
+    "event",
+    [b"data: hello\n\n", b'data: {"a":"b\\n"}\n\n', b"id: 1%20\r\n\r\n", b"data: caf\xc3\xa9\n\n"],
+)
+def test_an_event_leaves_with_the_read_that_brought_it(event: bytes) -> None:
+    """Nothing is held back when the tail starts no secret: events do not wait for the next one (T14)."""
+    scrubber = Scrubber(PATTERNS)
+    for _ in range(3):
+        assert scrubber.feed(event) == event
+
+
+def test_only_a_proper_prefix_is_held() -> None:
+    """A tail that starts a secret waits, all before it does not."""
+    scrubber = Scrubber(PATTERNS)
+    assert scrubber.feed(b"text, then " + PLAIN[:7]) == b"text, then "
+    assert scrubber.feed(b". ") == PLAIN[:7] + b". "
+    assert scrubber.feed(b"5!%") == b"5!"
+    assert scrubber.feed(b"4") == b""
+    assert scrubber.feed(b"!") == b"%4!"
+
+
+def test_the_public_prefix_alone_is_no_secret() -> None:
+    """What everyone knows of a token's shape may be said."""
+    text = b"tokens look like sk_live_XXXXXXXXXXXXXXXX"
+    assert masked(text) == text
+
+
+def test_repeated_symbols_are_no_hit() -> None:
+    """A window of one symbol belongs to nobody."""
+    patterns = Patterns([Guarded(value=b"Kq3" + b"A" * 20 + b"z9")])
+    assert scrub_whole(b"A" * 40, patterns) == (b"A" * 40, 0)
+    assert scrub_whole(b"Kq3" + b"A" * 20 + b"z9", patterns)[1] == 1
+
+
+def test_unicode_secrets_are_found_in_json_escapes() -> None:
+    """A secret outside ASCII is compared as UTF-8, surrogate pairs included."""
+    secret = "pässwört-\U0001f511-long"
+    patterns = Patterns([Guarded(value=secret.encode())])
+    text = json.dumps(secret).encode()
+    for cut in range(len(text)):
+        scrubber = Scrubber(patterns)
+        out = scrubber.feed(text[:cut]) + scrubber.feed(text[cut:]) + scrubber.finish()
+        assert out == b'"' + MASK * (len(text) - 2) + b'"'
+
+
+def test_a_set_too_large_to_search_for_is_refused() -> None:
+    """More material than the cap makes no scrubber: the call is not made."""
+    values = [Guarded(value=random.Random(n).randbytes(MAX_MATERIAL // 4)) for n in range(5)]
+    with pytest.raises(ScrubError):
+        Patterns(values)
+
+
+def test_no_secret_means_nothing_is_looked_at() -> None:
+    """An empty set passes everything at once."""
+    scrubber = Scrubber(Patterns([]))
+    assert scrubber.feed(PLAIN + b"%") == PLAIN + b"%"
+    assert scrubber.finish() == b""
