@@ -90,9 +90,12 @@ def recover(directory: Path, node: str) -> Recovered:
             break
         if record.get("node") != node:
             raise LogRefused("the log belongs to another node")
-        head = Head(sequence=int(record["seq"]), hash=line_hash(line))
+        head = Head(sequence=sequence_of(record), hash=line_hash(line))
         event, records, good = str(record.get("event")), records + 1, good + len(line) + 1
     torn = data[good:]
+    # What the dead writer left in the page cache must not vanish under the records that follow it.
+    with last.open("rb") as file:
+        os.fsync(file.fileno())
     if head is None or any(parse_line(line) is not None for line in complete_lines(torn)):
         raise LogRefused(f"{last.name} is damaged after record {head.sequence if head else 0}: run exeat-verify")
     name = _NAME.match(last.name)
@@ -119,6 +122,13 @@ def parse_line(line: bytes) -> dict[str, object] | None:
     return record if type(sequence) is int and sequence > 0 else None
 
 
+def sequence_of(record: Mapping[str, object]) -> int:
+    """`seq` of a record that parse_line returned."""
+    sequence = record["seq"]
+    assert type(sequence) is int
+    return sequence
+
+
 def lock_directory(directory: Path) -> int:
     """Check modes and take the writer's lock; returns the descriptor that holds it. Raises LogRefused."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,6 +146,33 @@ def lock_directory(directory: Path) -> int:
         os.close(descriptor)
         raise LogRefused("another auditor writes to this directory") from None
     return descriptor
+
+
+def walk(directory: Path, first: int = 1) -> Iterator[tuple[Path, int, bytes]]:
+    """(segment, line number, raw line) of each record from sequence `first` on, in order, superseded ones left out.
+
+    Checks nothing: verify.py does. Lines that are no records are skipped.
+    """
+    files = segment_files(directory)
+    starts = [first_sequence(path) for path in files]
+    for index, path in enumerate(files):
+        until = min((start for start in starts[index + 1 :] if start is not None), default=None)
+        if until is not None and until <= first:
+            continue
+        for number, line in enumerate(complete_lines(path.read_bytes()), 1):
+            record = parse_line(line)
+            if record is None or sequence_of(record) < first:
+                continue
+            if until is not None and sequence_of(record) >= until:
+                break
+            yield path, number, line
+
+
+def first_sequence(path: Path) -> int | None:
+    """Sequence number of the first record in a segment, None when it has none."""
+    with path.open("rb") as file:
+        record = parse_line(file.readline(1 << 20).rstrip(b"\n"))
+    return None if record is None else sequence_of(record)
 
 
 class Faults:
@@ -164,6 +201,7 @@ class SegmentWriter:
         faults: Faults | None = None,
         *,
         segment_bytes: int = SEGMENT_BYTES,
+        on_durable: Callable[[list[bytes]], None] | None = None,
     ) -> None:
         self.directory = directory
         self.node = node
@@ -173,6 +211,7 @@ class SegmentWriter:
         self._clock = clock
         self._faults = faults or Faults()
         self._segment_bytes = segment_bytes
+        self._on_durable = on_durable
         self._fd = -1
         self._number = 0
         self._head = Head()
@@ -202,7 +241,7 @@ class SegmentWriter:
     def start(self) -> Recovered:
         """Take up the log and open a new segment; returns what was found. Raises LogRefused, OSError."""
         found = recover(self.directory, self.node)
-        self._head, self._number = found.head, found.number
+        self._head, self._number, self.durable = found.head, found.number, found.head.sequence
         first: list[tuple[str, dict[str, str | int | bool]]] = []
         if not found.sealed:
             report: dict[str, str | int | bool] = {
@@ -258,14 +297,13 @@ class SegmentWriter:
             finally:
                 os.close(descriptor)
 
-        return run, (self._number, len(self._pending), self._size, self._records)
+        return run, (self._number, self._head.sequence - len(self._unwritten), self._size, self._records)
 
     def end_sync(self, mark: tuple[int, int, int, int]) -> None:
         """The fsync of `mark` returned: its lines are durable."""
-        number, lines, size, records = mark
-        if number != self._number or not self.healthy:
-            return
-        self._settle(lines, size, records)
+        number, sequence, size, records = mark
+        if number == self._number and self.healthy and sequence > self.durable:
+            self._settle(sequence, size, records)
 
     def sync_failed(self, mark: tuple[int, int, int, int]) -> None:
         """The fsync of `mark` failed: this file is over."""
@@ -310,7 +348,7 @@ class SegmentWriter:
         self.link(
             "auditor",
             "log.sealed",
-            {"segment": self.segment, "records": self._records + 1, "bytes": self._size},
+            {"segment": self.segment, "records": self._records, "bytes": self._size},
         )
         lines, self._unwritten = self._unwritten, []
         self._pending += lines
@@ -355,24 +393,29 @@ class SegmentWriter:
             if (self.directory / name).exists():
                 raise FileExistsError(errno.EEXIST, "the next segment is there already")
             os.rename(temporary, self.directory / name)
-            fsync_directory(self.directory)
+            try:
+                self._faults.hit("open-directory")
+                fsync_directory(self.directory)
+            except OSError:
+                (self.directory / name).unlink()  # nothing in it was acknowledged; the lines are still here
+                raise
         except OSError:
             os.close(descriptor)
             raise
         self.close()
         self._fd, self._number, self._head = descriptor, self._number + 1, head
         self._size, self._records = len(data), len(lines)
-        self._unwritten, self.healthy = [], True
-        self._pending = []
-        self._settle(0, self._size, self._records)
-        self.durable = head.sequence
+        self._unwritten, self._pending, self.healthy = [], lines, True
+        self._settle(head.sequence, self._size, self._records)
 
-    def _settle(self, lines: int, size: int, records: int) -> None:
-        """The first `lines` pending lines are durable, and the file up to `size`."""
-        del self._pending[:lines]
+    def _settle(self, sequence: int, size: int, records: int) -> None:
+        """Records up to `sequence` are durable, and the file up to `size`. Line 0 of pending is durable + 1."""
+        count = sequence - self.durable
+        if self._on_durable is not None:
+            self._on_durable(self._pending[:count])
+        del self._pending[:count]
         self._pending_bytes = sum(map(len, self._pending)) + len(self._pending)
-        self._good_bytes, self._good_records = size, records
-        self.durable = self._head.sequence - len(self._pending) - len(self._unwritten)
+        self._good_bytes, self._good_records, self.durable = size, records, sequence
 
     def _write_all(self, data: bytes, step: str) -> None:
         part = self._faults.cut(step, data)
