@@ -53,6 +53,12 @@ def segment_files(directory: Path) -> list[Path]:
     return [entry for _number, entry in sorted(found)]
 
 
+def segment_number(path: Path) -> int | None:
+    """The number in a segment's name, None for any other name."""
+    match = _NAME.match(path.name)
+    return None if match is None else int(match[1])
+
+
 def complete_lines(data: bytes) -> Iterator[bytes]:
     """The lines of `data` that end in a newline, without it."""
     start = 0
@@ -98,11 +104,9 @@ def recover(directory: Path, node: str) -> Recovered:
         os.fsync(file.fileno())
     if head is None or any(parse_line(line) is not None for line in complete_lines(torn)):
         raise LogRefused(f"{last.name} is damaged after record {head.sequence if head else 0}: run exeat-verify")
-    name = _NAME.match(last.name)
-    assert name is not None
     return Recovered(
         head=head,
-        number=int(name[1]),
+        number=segment_number(last) or 0,
         sealed=event == "log.sealed" and not torn,
         records=records,
         good_bytes=good,

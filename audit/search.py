@@ -1,0 +1,164 @@
+"""Find records, follow the log, and say in words what became of one request.
+
+Reads segment files only and checks nothing: verify.py does. Each record is a dict as it stands in the log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from audit.budget import REFUSALS
+from audit.events import EVENTS
+from audit.segments import parse_line, segment_files, sequence_of, walk
+
+type Record = dict[str, object]
+
+REFUSED: Final = REFUSALS | {"refusals.summarised", "approval.requested"}
+_INSTANT = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?Z?)?\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which records: all conditions that are set must hold. `since` is a UTC date or time, inclusive."""
+
+    sandbox: str | None = None
+    tenant: str | None = None
+    refused: bool = False
+    reason: str | None = None
+    host: str | None = None
+    since: str | None = None
+    request_id: str | None = None
+    event: str | None = None
+    credential: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.since is not None and not _INSTANT.match(self.since):
+            raise ValueError("since is a UTC date or time such as 2026-01-31 or 2026-01-31T08:00:00Z")
+
+    def matches(self, record: Mapping[str, object]) -> bool:
+        """True if `record` is one of those."""
+        if self.refused and record.get("event") not in REFUSED:
+            return False
+        # Times are written at one width in UTC, so their prefixes sort as they do.
+        if self.since is not None and str(record.get("at")) < self.since.removesuffix("Z"):
+            return False
+        if self.host is not None and self.host.lower() not in (record.get("host"), record.get("connect_host")):
+            return False
+        if self.reason is not None and record.get("reason") != self.reason and not self._counted(record):
+            return False
+        wanted = {
+            "sandbox": self.sandbox,
+            "tenant": self.tenant,
+            "request_id": self.request_id,
+            "event": self.event,
+            "credential": self.credential,
+        }
+        return all(value is None or record.get(key) == value for key, value in wanted.items())
+
+    def _counted(self, record: Mapping[str, object]) -> bool:
+        reasons = record.get("reasons")
+        return isinstance(reasons, list) and any(str(item).startswith(f"{self.reason}=") for item in reasons)
+
+
+def search(directory: Path, wanted: Filter) -> Iterator[Record]:
+    """All matching records in order. Raises OSError."""
+    for _path, _number, line in walk(directory):
+        record = parse_line(line)
+        if record is not None and wanted.matches(record):
+            yield record
+
+
+def follow(directory: Path, wanted: Filter, wait: Callable[[], bool], *, last: int = 10) -> Iterator[Record]:
+    """The last `last` matching records, then new ones as they are written.
+
+    `wait` is called when there is nothing more; it sleeps as long as it likes and returns False to end.
+    Raises OSError.
+    """
+    shown: list[Record] = []
+    sequence = 0
+    for _path, _number, line in walk(directory):
+        record = parse_line(line)
+        if record is not None:
+            sequence = sequence_of(record)
+            if wanted.matches(record):
+                shown.append(record)
+                del shown[: max(0, len(shown) - last)]
+    yield from shown
+    files = segment_files(directory)
+    path = files[-1] if files else None
+    offset = 0
+    while True:
+        moved = False
+        if path is not None:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+            end = data.rfind(b"\n") + 1
+            offset += end
+            moved = end > 0
+            for line in data[:end].split(b"\n")[:-1]:
+                record = parse_line(line)
+                # After a failed write the same records stand in two segments; each is shown once.
+                if record is not None and sequence_of(record) > sequence:
+                    sequence = sequence_of(record)
+                    if wanted.matches(record):
+                        yield record
+        if not moved:
+            later = [entry for entry in segment_files(directory) if path is None or entry.name > path.name]
+            if later:
+                path, offset = later[0], 0
+            elif not wait():
+                return
+
+
+def explain_record(records: Iterable[Mapping[str, object]]) -> str:
+    """What became of one request, from all records that share its id, as lines for a person.
+
+    Without records: a sentence that says so. Values are as in the log: escaped, capped, without secrets.
+    """
+    lines: list[str] = []
+    seen: set[str] = set()
+    for record in records:
+        event = str(record.get("event"))
+        seen.add(event)
+        spec = EVENTS.get(event)
+        lines.append(f"{record.get('at')}  record {record.get('seq')}  {event}: {spec.meaning if spec else 'unknown'}")
+        for label, value in _facts(record):
+            lines.append(f"    {label}: {value}")
+    if not lines:
+        return "There is no record of this request."
+    if "request.outcome" not in seen and "request.intent" in seen:
+        lines.append("There is no outcome yet: the request is still running, or its process ended.")
+    if "broker.outcome" not in seen and "broker.intent" in seen:
+        lines.append("There is no outcome of the broker's call yet.")
+    return "\n".join(lines)
+
+
+def _facts(record: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    get = record.get
+    if get("sandbox"):
+        yield (
+            "sandbox",
+            f"{get('sandbox')} (role {get('role', '?')}, owner {get('owner', '?')}, task {get('task', '?')})",
+        )
+    if get("host"):
+        port = f":{get('port')}" if "port" in record else ""
+        yield "request", f"{get('method', 'CONNECT')} {get('scheme', 'tcp')}://{get('host')}{port}{get('path', '')}"
+    if get("decision"):
+        yield "decision", str(get("decision"))
+    if get("reason"):
+        yield "reason", str(get("reason"))
+    if get("rule"):
+        yield "rule", f"{get('rule')} (operation {get('operation', '?')}, policy {get('policy', '?')})"
+    if get("remedy"):
+        yield "remedy", str(get("remedy"))
+    if get("credential"):
+        yield "credential", f"{get('credential')} version {get('credential_version', '?')}"
+    if "status" in record:
+        yield "status", f"{get('status')}, {get('bytes_up', 0)} bytes up, {get('bytes_down', 0)} bytes down"
+    if get("error"):
+        yield "error", str(get("error"))
