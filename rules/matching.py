@@ -21,7 +21,7 @@ from rules.paths import CanonicalPath
 from rules.policy import Operation, PathPattern, Rule
 
 Near = str
-"""How far an operation that did not match came: host, port, scheme, method, path, query, header, body, argument, later."""
+"""How far an operation that did not match came: one of NEARNESS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +275,7 @@ def _evaluate(op: Operation, body: bytes, facts: RequestFacts) -> Mapping[str, s
         return None
     try:
         return evaluator(op.body.params, body, facts)
-    except Exception:  # noqa: BLE001  an evaluator that stumbles has recognised nothing (I09)
+    except Exception:
         return None
 
 
@@ -368,7 +368,12 @@ def _lower(text: str) -> str:
 
 # --- capture shapes --------------------------------------------------------------------------------------------------
 
-_NPM_NAME = r"[A-Za-z0-9~-][A-Za-z0-9._~-]{0,213}"
+_NPM_NAME = r"[A-Za-z0-9~][A-Za-z0-9._~-]{0,213}"
+_NPM_RELEASE = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}"
+_PYTHON_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?"
+_PYTHON_FILE = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9._+!-]{0,240})\.(whl|egg|zip|tar\.gz|tar\.bz2|tgz)(?:\.metadata|\.asc|\.provenance)?\Z"
+)
 
 
 def _segment(text: str) -> str | None:
@@ -388,6 +393,38 @@ def _git_repository(text: str) -> str | None:
     return name
 
 
+def _npm_release(name: str) -> Callable[[str], str | None]:
+    """`name@release`, as attestations are asked for: the name."""
+    compiled = re.compile(rf"({name})@{_NPM_RELEASE}\Z")
+
+    def shape(text: str) -> str | None:
+        match = compiled.match(text)
+        return match[1] if match else None
+
+    return shape
+
+
+def _python_project(text: str) -> str | None:
+    """A project name in its normal form (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", text).lower() if re.match(rf"{_PYTHON_NAME}\Z", text) else None
+
+
+def _python_file_project(text: str) -> str | None:
+    """The project that a distribution file (or its sidecar) belongs to, told from its name (PEP 427, PEP 625).
+
+    A wheel's name ends at the first hyphen. A source archive's version begins at the last hyphen that a digit
+    follows; older archives keep hyphens in the name.
+    """
+    match = _PYTHON_FILE.match(text)
+    if match is None:
+        return None
+    if match[2] in ("whl", "egg"):
+        name, hyphen, rest = match[1].partition("-")
+    else:
+        name, hyphen, rest = match[1].rpartition("-")
+    return _python_project(name) if hyphen and rest[:1].isdigit() else None
+
+
 SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "segment": _segment,
     "number": _shape(r"[0-9]{1,20}"),
@@ -396,11 +433,13 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "git-owner": _shape(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,98})"),
     "git-repository": _git_repository,
     "npm-package": _shape(rf"{_NPM_NAME}|@{_NPM_NAME}/{_NPM_NAME}"),
+    "npm-package-release": _npm_release(rf"{_NPM_NAME}|@{_NPM_NAME}/{_NPM_NAME}"),
     "npm-scope": _shape(rf"@{_NPM_NAME}"),
     "npm-name": _shape(_NPM_NAME),
-    "npm-tarball": _shape(r"[A-Za-z0-9~._-][A-Za-z0-9._~+-]{0,250}\.tgz"),
-    "python-project": _shape(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?"),
-    "python-file": _shape(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,240}\.(?:whl|zip|egg|exe|tar\.gz|tar\.bz2|tgz)"),
-    "python-sidecar": _shape(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,240}\.(?:whl|zip|tar\.gz|tar\.bz2|tgz)\.(?:metadata|asc)"),
+    "npm-name-release": _npm_release(_NPM_NAME),
+    "npm-release": _shape(_NPM_RELEASE),
+    "npm-tarball": _shape(r"[A-Za-z0-9~._-][A-Za-z0-9._~+-]{0,240}\.tgz"),
+    "python-project": _python_project,
+    "python-file-project": _python_file_project,
 }
 """Capture shapes: text of one decoded segment -> its canonical spelling, or None where it does not fit."""

@@ -118,7 +118,8 @@ class Operation:
     """One thing a client can do at a service, and how it is recognised. Unknown means write."""
 
     id: str
-    """`service/operation` (`github/git.fetch`); hand-written ones are `role/rule-name`."""
+    """`service/operation` (`github/git.fetch`, its second way of being stated `github/git.fetch#2`); hand-written ones
+    are `role/rule-name`. Unique."""
     effect: Effect
     hosts: tuple[HostPattern, ...]
     port: int

@@ -11,7 +11,7 @@ from typing import Any
 
 from rules.facts import RequestFacts
 from rules.operations import closed as c
-from rules.operations.llm import model_name, betas_listed, judge
+from rules.operations.llm import betas_listed, judge, model_name
 
 _CACHE = c.optional(c.record({"type": c.one_of("ephemeral")}, {"ttl": c.one_of("5m", "1h")}))
 _CITATIONS = c.optional(c.record({"enabled": c.boolean}))

@@ -12,7 +12,7 @@ from typing import Any
 
 from rules.facts import RequestFacts
 from rules.operations import closed as c
-from rules.operations.llm import model_name, betas_listed, judge
+from rules.operations.llm import betas_listed, judge, model_name
 
 _IMAGE = c.data_url("image/png", "image/jpeg", "image/gif", "image/webp")
 _FILE = c.data_url("application/pdf", "text/")
