@@ -11,18 +11,58 @@ An answer that ends by AnswerAbort, or by HandoffBroken, reaches the client as a
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from net.exchange import ClientSide
+from net.fdchannel import ChannelBroken, FdChannel, socket_pair
+from net.framing import FrameStream
+from net.stream import StreamBroken, open_socket_stream
+from proxy.ports import Clock, ProxyError, RandomBytes
 from rules.names import Scheme
-from wire.handoff import Answer, BodyPlan, Evidence
+from wire.frames import WireError
+from wire.handoff import (
+    BODY_END_FRAME,
+    CANCEL_FRAME,
+    DATA_CHUNK,
+    HANDOFF_MESSAGE,
+    KEY_BYTES,
+    NONCE_BYTES,
+    Answer,
+    AnswerAbort,
+    AnswerData,
+    AnswerEnd,
+    AnswerHead,
+    BodyPlan,
+    Continue,
+    Evidence,
+    Refusal,
+    Statement,
+    Upgraded,
+    body_frame,
+    decode_answer,
+    seal,
+    statement_frame,
+)
+from wire.heads import CHUNKED, NO_BODY, Framing, HeadRefused, Length, ResponseHead
+
+SEND_SECONDS = 1.0
+"""Longest wait for one executor's channel to take a hand-off; then the next one is asked."""
+VERDICT_SECONDS = 12.0
+"""Longest wait for the broker's verdict: its own deadline and some."""
+ANSWER_SECONDS = 630.0
+"""Longest silence of an executor after that: the engine's own answer timeout and some."""
 
 
-class BrokerUnavailable(Exception):
+class BrokerUnavailable(ProxyError):
     """No executor can take the hand-off: refuse with `broker-unavailable`. Nothing was sent upstream."""
 
 
-class HandoffBroken(Exception):
+class HandoffBroken(ProxyError):
     """The executor went away or broke the protocol in the middle of an exchange."""
 
 
@@ -83,3 +123,308 @@ class BrokerLink(Protocol):
     async def open(self, request: HandoffRequest, judged_body: bytes | None = None) -> HandoffExchange:
         """Seal and send the statement and, where one was judged, its body. Raises BrokerUnavailable."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffResult:
+    """How a hand-off ended. With `refusal` nothing was sent to the client: answer it. `error` is a reason code,
+    `client-gone`, or ""; with it and `head_sent` the client's message was aborted, without it answer a refusal.
+    """
+
+    refusal: Refusal | None = None
+    error: str = ""
+    status: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    completed: bool = False
+    head_sent: bool = False
+    body_left: bool = False
+    """The answer came before the client's body ended: call discard_bounded() on the server connection."""
+
+
+async def relay_handoff(
+    server: ClientSide, handoff: HandoffExchange, *, method: str, streamed: bool, expects_continue: bool = False
+) -> HandoffResult:
+    """Run an opened hand-off for the client behind `server` and return how it ended; always closes `handoff`.
+
+    `streamed`: the request's body was not judged and is read from `server` after the broker's Continue.
+    `expects_continue`: the client waits for 100 Continue, which the broker's Continue stands for. Never raises for
+    what client or broker do.
+    """
+    relay = _Relay(server, handoff, method)
+    server.on_broken(handoff.cancel)
+    try:
+        return await relay.run(streamed=streamed, expects_continue=expects_continue)
+    finally:
+        server.on_broken(None)
+        await handoff.close()
+
+
+class _Relay:
+    """One relayed hand-off: what was counted and sent so far."""
+
+    def __init__(self, server: ClientSide, handoff: HandoffExchange, method: str) -> None:
+        self._server = server
+        self._handoff = handoff
+        self._method = method
+        self._status = 0
+        self._up = 0
+        self._down = 0
+        self._head_sent = False
+        self._up_done = False
+
+    async def run(self, *, streamed: bool, expects_continue: bool) -> HandoffResult:
+        upload: asyncio.Task[None] | None = None
+        self._up_done = not streamed
+        try:
+            verdict = await self._handoff.receive()
+            if isinstance(verdict, Refusal):
+                return self._ended(refusal=verdict)
+            if not isinstance(verdict, Continue):
+                return self._ended(error="broker-unavailable")
+            if streamed:
+                if expects_continue:
+                    await self._server.send_interim(ResponseHead(100, "Continue", "1.1", ()))
+                upload = asyncio.get_running_loop().create_task(self._upload())
+            return await self._download()
+        except HandoffBroken:
+            return self._cut("broker-unavailable")
+        except StreamBroken:
+            return self._cut("client-gone")
+        except HeadRefused as error:
+            return self._cut(error.reason)
+        finally:
+            if upload is not None:
+                upload.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await upload
+
+    async def _upload(self) -> None:
+        """Send the client's body. A client that breaks it off cancels the call; the download then ends by itself."""
+        try:
+            while (data := await self._server.read_body()) is not None:
+                await self._handoff.send_body(data)
+                self._up += len(data)
+            await self._handoff.finish_body()
+            self._up_done = True
+        except (StreamBroken, HeadRefused):
+            self._handoff.cancel()
+        except HandoffBroken:
+            pass  # the receiving side sees the same, or an early answer that came first
+
+    async def _download(self) -> HandoffResult:
+        server = self._server
+        while True:
+            answer = await self._handoff.receive()
+            match answer:
+                case Refusal():
+                    return self._ended(refusal=answer) if not self._head_sent else self._cut("broker-unavailable")
+                case AnswerAbort():
+                    return self._cut(answer.reason)
+                case AnswerHead() if not self._head_sent:
+                    await server.send_head(_response_head(answer), _framing(answer, self._method))
+                    await server.flush()
+                    self._status, self._head_sent = answer.status, True
+                case AnswerData(data) if self._head_sent:
+                    await server.send_data(data)
+                    self._down += len(data)
+                case AnswerEnd() if self._head_sent:
+                    await server.finish()
+                    return self._ended(completed=True)
+                case _:
+                    return self._cut("broker-unavailable")
+
+    def _ended(self, *, refusal: Refusal | None = None, error: str = "", completed: bool = False) -> HandoffResult:
+        return HandoffResult(
+            refusal=refusal,
+            error=error,
+            status=self._status,
+            bytes_up=self._up,
+            bytes_down=self._down,
+            completed=completed,
+            head_sent=self._head_sent,
+            body_left=not self._up_done,
+        )
+
+    def _cut(self, error: str) -> HandoffResult:
+        """The answer is not whole: the client must see a cut message, never a well-formed short one (RULINGS 2.4)."""
+        if self._head_sent or error == "client-gone":
+            self._server.abort()
+        return self._ended(error=error)
+
+
+def _response_head(answer: AnswerHead) -> ResponseHead:
+    headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers)
+    return ResponseHead(answer.status, answer.reason, "1.1", headers)
+
+
+def _framing(answer: AnswerHead, method: str) -> Framing:
+    if method == "HEAD" or answer.status in (204, 304):
+        return NO_BODY
+    if answer.length is None:
+        return CHUNKED
+    return Length(answer.length) if answer.length else NO_BODY
+
+
+class SocketBrokerLink:
+    """The BrokerLink over passed sockets: one SEQPACKET channel per executor (or shared by all of them).
+
+    Refuses everything until `arm` was called with what the vault's Welcome said, and again after `disarm`.
+    """
+
+    def __init__(self, channels: Sequence[FdChannel], *, clock: Clock, random: RandomBytes) -> None:
+        self._channels = list(channels)
+        self._clock = clock
+        self._random = random
+        self._worker = ""
+        self._key = b""
+        self._next = 0
+
+    def arm(self, worker: str, key: bytes) -> None:
+        """Seal statements as `worker` under its key of this boot."""
+        if len(key) == KEY_BYTES:
+            self._worker, self._key = worker, key
+
+    def disarm(self) -> None:
+        """Forget the key: the vault is gone."""
+        self._worker, self._key = "", b""
+
+    async def open(self, request: HandoffRequest, judged_body: bytes | None = None) -> HandoffExchange:
+        if not self._key:
+            raise BrokerUnavailable("no key for hand-offs yet")
+        if (judged_body is not None) != (request.body.kind == "sha256"):
+            raise BrokerUnavailable("the body plan and the judged body do not fit")
+        ours, theirs = socket_pair()
+        try:
+            await self._pass_on(theirs)
+            stream = await open_socket_stream(ours)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        frames = FrameStream(stream)
+        exchange = _SocketExchange(frames)
+        try:
+            frames.send(statement_frame(self._sealed(request)))
+            if judged_body is not None:
+                for start in range(0, len(judged_body), DATA_CHUNK):
+                    frames.send(body_frame(judged_body[start : start + DATA_CHUNK]))
+                frames.send(BODY_END_FRAME)
+            await frames.drain()
+        except (StreamBroken, WireError):
+            frames.abort()
+            raise BrokerUnavailable("the executor did not take the hand-off") from None
+        except BaseException:
+            frames.abort()
+            raise
+        return exchange
+
+    def _sealed(self, request: HandoffRequest) -> bytes:
+        statement = Statement(
+            worker=self._worker,
+            nonce=self._random(NONCE_BYTES),
+            issued_at=self._clock.wall(),
+            request_id=request.request_id,
+            tenant=request.tenant,
+            sandbox=request.sandbox,
+            epoch=request.epoch,
+            evidence=request.evidence,
+            policy_digest=request.policy_digest,
+            method=request.method,
+            scheme=request.scheme,
+            host=request.host,
+            port=request.port,
+            target=request.target,
+            headers=request.headers,
+            body=request.body,
+            upgrade=request.upgrade,
+            rule=request.rule,
+            operation=request.operation,
+            arguments=request.arguments,
+            credential=request.credential,
+        )
+        return seal(statement, self._key)
+
+    async def _pass_on(self, theirs: socket.socket) -> None:
+        """Give the socket to the next executor that takes it; one that is gone is not asked again."""
+        for _ in range(len(self._channels)):
+            if not self._channels:
+                break
+            self._next = (self._next + 1) % len(self._channels)
+            channel = self._channels[self._next]
+            try:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await channel.send(HANDOFF_MESSAGE, theirs)
+            except ChannelBroken:
+                channel.close()
+                self._channels.remove(channel)
+            except TimeoutError:
+                continue
+            else:
+                return
+        raise BrokerUnavailable("no executor takes hand-offs")
+
+    def add_channel(self, channel: FdChannel) -> None:
+        """An executor (re)started."""
+        self._channels.append(channel)
+
+
+class _SocketExchange:
+    """One hand-off over its own socket."""
+
+    def __init__(self, frames: FrameStream) -> None:
+        self._frames = frames
+        self._over = False
+        self._closed = False
+        frames.stream.read_timeout = VERDICT_SECONDS
+
+    async def send_body(self, data: bytes) -> None:
+        for start in range(0, len(data), DATA_CHUNK):
+            self._frames.send(body_frame(data[start : start + DATA_CHUNK]))
+            await self._drain()
+
+    async def finish_body(self) -> None:
+        self._frames.send(BODY_END_FRAME)
+        await self._drain()
+
+    async def receive(self) -> Answer:
+        try:
+            frame = await self._frames.receive()
+            if frame is None:
+                raise HandoffBroken("the executor ended the hand-off")
+            answer = decode_answer(frame)
+        except (StreamBroken, WireError):
+            self._frames.abort()
+            raise HandoffBroken("the hand-off broke") from None
+        match answer:
+            case Continue():
+                self._frames.stream.read_timeout = ANSWER_SECONDS
+            case Upgraded() | AnswerEnd() | Refusal() | AnswerAbort():
+                self._over = not isinstance(answer, Upgraded)
+                if self._over and self._frames.leftover:
+                    # Bytes after the end belong to nobody's answer: the socket dies with them (RULINGS 2.4).
+                    self._frames.abort()
+            case AnswerHead() | AnswerData():
+                pass
+        return answer
+
+    def cancel(self) -> None:
+        if not self._over:
+            self._over = True
+            self._frames.send(CANCEL_FRAME)
+            self._frames.abort()
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            if self._over:
+                await self._frames.close()
+            else:
+                self.cancel()
+
+    async def _drain(self) -> None:
+        try:
+            await self._frames.drain()
+        except StreamBroken:
+            raise HandoffBroken("the executor no longer reads") from None

@@ -37,6 +37,8 @@ LIFE_SECONDS = 5.0
 """A statement is refused later than this after its issue time (RULINGS 2.3)."""
 SKEW_SECONDS = 1.0
 """How far in the future an issue time may lie: one clock on one machine, read by two processes."""
+HANDOFF_MESSAGE = b"handoff 1"
+"""What a worker writes on an executor's channel beside the socket that it passes."""
 KEY_BYTES = 32
 NONCE_BYTES = 16
 MAC_BYTES = 32

@@ -1,0 +1,122 @@
+"""`Shaping`: an upstream's answer on its way to a sandbox: head allowlist, coding undone, pruned, scrubbed.
+
+    head    -> response_head (allowlist, masked values, standard phrase)
+    body    -> decode within caps -> `result.keep` (whole) or nothing -> scrub (streaming)
+
+It is the BodyTransform of net.exchange. An answer that cannot be shown clean raises AnswerRefused: before the head
+went out that is a fixed 502, after it an abort (RULINGS 7.1-7.3, I33).
+"""
+
+from __future__ import annotations
+
+from broker.codings import CodingRefused, Decoder, coding_of, decoder_for
+from broker.headers import response_head
+from broker.result import KeepInvalid, ResultRefused, prune
+from broker.scrub import Patterns, Scrubber, scrub_whole
+from net.exchange import AnswerRefused
+from rules.decision import Restrictions
+from wire.heads import ResponseHead
+
+
+class Shaping:
+    """The transform of one credentialed call. `hits` counts masked places in head and body."""
+
+    def __init__(self, *, patterns: Patterns, restrictions: Restrictions, method: str) -> None:
+        self._patterns = patterns
+        self._restrictions = restrictions
+        self._method = method
+        self._decoder: Decoder | None = None
+        self._scrubber = Scrubber(patterns)
+        self._head_hits = 0
+        self._size = 0
+        self._pruned: bytearray | None = None
+        self._dropped = False
+        self._keeps_length = True
+
+    @property
+    def hits(self) -> int:
+        return self._head_hits + self._scrubber.hits
+
+    @property
+    def keeps_length(self) -> bool:
+        return self._keeps_length
+
+    @property
+    def holds_head(self) -> bool:
+        return self._pruned is not None or self._dropped
+
+    @property
+    def kept(self) -> bool:
+        """True if the answer was cut to its kept fields."""
+        return self.holds_head
+
+    def on_response(self, head: ResponseHead) -> ResponseHead:
+        """Return the head to send. Raises AnswerRefused(answer-withheld)."""
+        bodiless = self._method == "HEAD" or head.status in (204, 304)
+        coding = "identity"
+        if not bodiless:
+            try:
+                coding = coding_of(head.get("content-encoding"))
+            except CodingRefused as error:
+                raise AnswerRefused("answer-withheld", str(error)) from None
+            self._decoder = decoder_for(coding, "".join(head.get("content-type")[:1]))
+        keep = self._restrictions.result
+        if keep is not None and not bodiless:
+            # Fields are promised of successful answers; of others only the status is told.
+            self._dropped = not 200 <= head.status < 300
+            self._pruned = None if self._dropped else bytearray()
+        self._keeps_length = coding == "identity" and keep is None
+        shaped, self._head_hits = response_head(
+            head,
+            self._restrictions,
+            self._patterns,
+            body_changes=not self._keeps_length or (bodiless and bool(head.get("content-encoding"))),
+        )
+        return shaped
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what may be sent now. Raises AnswerRefused."""
+        if self._dropped:
+            return b""
+        plain = self._decode(data)
+        if self._pruned is None:
+            return self._scrubber.feed(plain)
+        keep = self._restrictions.result
+        assert keep is not None
+        if len(self._pruned) + len(plain) > keep.bound:
+            raise AnswerRefused("answer-withheld", "the answer is larger than result: allows")
+        self._pruned += plain
+        return b""
+
+    def finish(self) -> bytes:
+        """Return the rest. Raises AnswerRefused."""
+        if self._dropped or self._decoder is None:
+            return b""
+        try:
+            self._decoder.finish()
+        except CodingRefused as error:
+            raise AnswerRefused("answer-withheld", str(error)) from None
+        if self._pruned is None:
+            return self._scrubber.finish()
+        keep = self._restrictions.result
+        assert keep is not None
+        try:
+            kept = prune(bytes(self._pruned), keep)
+        except (ResultRefused, KeepInvalid) as error:
+            raise AnswerRefused("answer-withheld", str(error)) from None
+        clean, hits = scrub_whole(kept, self._patterns)
+        self._head_hits += hits
+        return clean
+
+    def _decode(self, data: bytes) -> bytes:
+        if self._decoder is None:
+            return data
+        try:
+            plain = self._decoder.feed(data)
+        except CodingRefused as error:
+            raise AnswerRefused("answer-withheld", str(error)) from None
+        self._size += len(plain)
+        bound = self._restrictions.response_bytes
+        if bound is not None and self._size > bound:
+            raise AnswerRefused("response-too-large", "the decoded answer is over its bound")
+        return plain
