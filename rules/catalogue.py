@@ -109,6 +109,7 @@ class RequestDef:
     redirects_declared: bool
     download: bool
     request_bytes: int | None
+    native: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +200,18 @@ def builtin_services() -> Mapping[str, ServiceDef]:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 _SERVICE_KEYS = ("version", "service", "title", "native", "hosts", "credential", "auth", "headers", "test_headers")
-_OPERATION_KEYS = ("effect", "why", "arguments", "fold", "headers", "placeholders", "redirects", "download", "later")
+_OPERATION_KEYS = (
+    "effect",
+    "why",
+    "arguments",
+    "fold",
+    "headers",
+    "placeholders",
+    "redirects",
+    "download",
+    "later",
+    "native",
+)
 _REQUEST_KEYS = ("at", "when", "methods", "paths", "encoded_slash", "query", "required", "require", "body", "arguments")
 _TEST_KEYS = ("allow", "deny", "operation", "effect", "arguments", "near", "headers", "body", "why")
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -223,7 +235,7 @@ class _Parser:
         common = self.names(value.get("headers"), ("headers",))
         requests: list[RequestDef] = []
         for op_name, operation in self.mapping(value.get("operations"), ("operations",)).items():
-            requests += self.operation(op_name, operation, ("operations", op_name), endpoints, common)
+            requests += self.operation(op_name, operation, ("operations", op_name), endpoints, common, native)
         auth = self.mapping(value.get("auth", {}), ("auth",))
         self.keys(auth, ("auth",), ("headers", "query"))
         credential, credential_at = self.credential(value.get("credential"), ("credential",), endpoints)
@@ -308,7 +320,7 @@ class _Parser:
         return slot, at
 
     def operation(
-        self, name: str, value: Any, path: Path, endpoints: Mapping[str, Endpoint], common: tuple[str, ...]
+        self, name: str, value: Any, path: Path, endpoints: Mapping[str, Endpoint], common: tuple[str, ...], native: str
     ) -> list[RequestDef]:
         entry = self.mapping(value, path)
         self.keys(entry, path, (*_OPERATION_KEYS, "request_bytes", "requests"), ("effect", "why", "requests"))
@@ -365,6 +377,7 @@ class _Parser:
                     redirects_declared=self.flag(entry, path, "redirects"),
                     download=self.flag(entry, path, "download"),
                     request_bytes=request_bytes,
+                    native=self.choice(entry.get("native", native), (*path, "native"), NATIVES),
                 )
             )
         return requests
@@ -454,7 +467,7 @@ class _Parser:
             else (test_headers if body is not None else ())
         )
         return ServiceTest(
-            expect=cast("Literal['deny', 'allow']", expect),
+            expect=expect,
             method=method,
             url=url,
             why=self.text(entry.get("why"), (*path, "why")),
@@ -579,7 +592,7 @@ def _finish(service: ServiceDef) -> ServiceDef:
                     arguments=request.arguments,
                     fold=request.fold,
                     extra_request_headers=request.extra_request_headers,
-                    native=service.native,
+                    native=request.native,
                     placeholders_inert=request.placeholders_inert,
                     redirects_declared=request.redirects_declared,
                     download=request.download,
