@@ -24,7 +24,7 @@ import asyncio
 import base64
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Final, assert_never
@@ -43,7 +43,7 @@ from rules.decision import Decision, Denied, Held, Permit, TunnelDecision, Tunne
 from rules.facts import RequestFacts, Sandbox, TunnelFacts
 from rules.names import OWN_NAME, RequestId
 from rules.placeholders import find, split_basic
-from rules.policy import CredentialDef, Policy
+from rules.policy import CredentialDef, DestinationDef, Policy
 from wire.heads import strip_never_forwarded
 
 JOURNAL_SECONDS: Final = 2.5
@@ -99,6 +99,8 @@ class _Passage:
     dropped: frozenset[str]
     seen: Seen
     started: float
+    route: DestinationDef | None = None
+    """What `destinations:` says of the host, under the same policy as the permit."""
     native: str = "problem"
 
 
@@ -124,6 +126,7 @@ class Admitted:
     policy_digest: str
     seen: Seen
     started: float
+    route: DestinationDef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +164,10 @@ class _No:
     native: str = "problem"
 
 
+_Tunnel = tuple[TunnelPermit, str, DestinationDef | None]
+"""Permit, policy digest, what `destinations:` says of the host."""
+
+
 @dataclass(slots=True)
 class _Judged:
     """What thinking found: the snapshot and the sandbox as it knows it, beside the verdict itself."""
@@ -169,7 +176,7 @@ class _Judged:
     sandbox: Sandbox
     digest: str = ""
     native: str = "problem"
-    extra: records.Fields = field(default_factory=dict)
+    route: DestinationDef | None = None
 
 
 class Gate:
@@ -257,6 +264,7 @@ class Gate:
             dropped=dropped_headers(facts, verdict),
             seen=seen,
             started=started,
+            route=judged.route,
             native=judged.native,
         )
         name = "request.handoff" if isinstance(passage, Handoff) else "request.intent"
@@ -283,7 +291,8 @@ class Gate:
             verdict = self._bounded(request_id, snapshot, registered, answer, facts)
             if isinstance(verdict, _No):
                 verdict = replace(verdict, digest=digest, native=native)
-            return _Judged(verdict=verdict, sandbox=sandbox, digest=digest, native=native)
+            route = snapshot.policy.destinations.get(facts.destination.host.text)
+            return _Judged(verdict=verdict, sandbox=sandbox, digest=digest, native=native, route=route)
         except DirectoryUnavailable:
             reason = "policy-unavailable"
         except TimeoutError:
@@ -359,6 +368,14 @@ class Gate:
             return _No(reason="limit-reached", rule=rule)
         return permit
 
+    def reserve_upload(self, passage: Forward | Handoff) -> int | None:
+        """Take what is left for a body of unknown length; None: this operation's uploads are not budgeted."""
+        return self._budgets.reserve_upload(passage.permit)
+
+    def refund_upload(self, passage: Forward | Handoff, count: int) -> None:
+        """Give back what a reservation did not use."""
+        self._budgets.refund_upload(passage.permit, count)
+
     def charge_upload(self, passage: Forward | Handoff, count: int) -> bool:
         """Charge bytes of a body whose length was not declared; False: cut it (`limit-reached`)."""
         return self._budgets.upload(passage.permit, count)
@@ -384,7 +401,7 @@ class Gate:
         verdict = self._think_tunnel(who, facts)
         if isinstance(verdict, _No):
             return await self._no(request_id, verdict, who.sandbox, who.channel, None, seen, facts)
-        permit, digest = verdict
+        permit, digest, route = verdict
         return Admitted(
             request_id=request_id,
             who=who,
@@ -394,6 +411,7 @@ class Gate:
             policy_digest=digest,
             seen=seen,
             started=started,
+            route=route,
         )
 
     async def enter(self, admitted: Admitted, seen: Seen) -> Refuse | Tunnelled:
@@ -402,7 +420,9 @@ class Gate:
         if not isinstance(verdict, _No) and verdict[0].inspected:
             verdict = _No(reason="policy-changing", digest=verdict[1])
         if not isinstance(verdict, _No):
-            passage = Tunnelled(admitted=replace(admitted, permit=verdict[0], policy_digest=verdict[1]), seen=seen)
+            passage = Tunnelled(
+                admitted=replace(admitted, permit=verdict[0], policy_digest=verdict[1], route=verdict[2]), seen=seen
+            )
             refused = await self._record_intent(passage, "tunnel.intent", self._tunnel_fields(passage))
             if refused is None:
                 return passage
@@ -423,7 +443,7 @@ class Gate:
             and answer.protocol == admitted.permit.protocol
         )
 
-    def _think_tunnel(self, who: Identified, facts: TunnelFacts) -> _No | tuple[TunnelPermit, str]:
+    def _think_tunnel(self, who: Identified, facts: TunnelFacts) -> _No | _Tunnel:
         digest = ""
         try:
             snapshot = self._directory.snapshot()
@@ -444,7 +464,7 @@ class Gate:
                         digest=digest,
                     )
                 case TunnelPermit():
-                    return answer, digest
+                    return answer, digest, snapshot.policy.destinations.get(facts.host.text)
                 case _:
                     assert_never(answer)
         except DirectoryUnavailable:

@@ -174,13 +174,34 @@ class Budgets:
         hour = self._hour(permit.sandbox)
         if hour is None or permit.operation in hour.frozen:
             return False
-        bound = READ_UPLOADS.get(permit.operation.rpartition("/")[2], self._table.read_upload_bytes)
         used = hour.uploads.get(permit.operation, 0) + count
-        if used > bound:
+        if used > self._upload_bound(permit):
             hour.frozen.add(permit.operation)
             return False
         hour.uploads[permit.operation] = used
         return True
+
+    def reserve_upload(self, permit: Permit) -> int | None:
+        """Take at most a quarter of the hour's upload for one body of unknown length; None: not budgeted."""
+        if permit.effect != "read":
+            return None
+        hour = self._hour(permit.sandbox)
+        if hour is None or permit.operation in hour.frozen:
+            return 0
+        bound = self._upload_bound(permit)
+        used = hour.uploads.get(permit.operation, 0)
+        taken = max(0, min(bound - used, bound // 4))
+        hour.uploads[permit.operation] = used + taken
+        return taken
+
+    def refund_upload(self, permit: Permit, count: int) -> None:
+        """Give back what a reservation did not use."""
+        hour = self._hours.get((permit.sandbox.tenant, permit.sandbox.id))
+        if hour is not None and count > 0:
+            hour.uploads[permit.operation] = max(0, hour.uploads.get(permit.operation, 0) - count)
+
+    def _upload_bound(self, permit: Permit) -> int:
+        return READ_UPLOADS.get(permit.operation.rpartition("/")[2], self._table.read_upload_bytes)
 
     def forget(self, tenant: str, sandbox: str) -> None:
         """The sandbox ended."""

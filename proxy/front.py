@@ -1,0 +1,515 @@
+"""The front door: one accepted connection, from its first byte to the lane that serves it. Strict, and ours.
+
+    accept -> counted -> first bytes -> head -> identity -> absolute-form   one request of lanes/http1.py, and again
+                                                         -> CONNECT         gate.tunnel, 200, first bytes, lane
+                                                         -> anything else   400
+
+Rules:
+1. Not HTTP (SOCKS, TLS, a PROXY preface, HTTP/2) on the proxy's port: closed and recorded (bad-protocol).
+2. No identity: 407 with a challenge where no token came, 403 otherwise; nothing else is looked at before (RULINGS 2.6).
+3. A CONNECT's target and Host agree, or it is refused. Nothing is dialled for an inspected tunnel.
+4. A denied CONNECT is answered at CONNECT, or inside TLS where only that can be read (RULINGS 5.6), once.
+5. After 200 the client speaks first, within seconds: TLS whose server name is the tunnel's host, or clear HTTP where
+   a rule says so for that very host and port. Anything else is closed and recorded (B076, B080).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from ssl import SSLContext
+from typing import Final, Protocol
+
+from net.contexts import ContextUnavailable
+from net.guard import Guard
+from net.http1 import ServerConnection
+from net.stream import DEFAULT_LIMITS, ByteStream, Limits, StreamBroken
+from net.tls import ClientDistrustsCa, TlsStream, server_side
+from proxy.answers import refuse_with
+from proxy.gate import Admitted, Gate, Refuse
+from proxy.identity import Identified, NotIdentified, identify, same_identity
+from proxy.lanes.http1 import Http1Lane, Visit
+from proxy.lanes.tunnel import TunnelLane
+from proxy.limits import Connections, LimitTable, RefusalLeaves, RefusalPace, Slot
+from proxy.ports import Channel, Clock, Directory, DirectoryUnavailable, LiveKey, LiveSet
+from proxy.records import Seen
+from rules.facts import FactsRefused, TunnelFacts
+from rules.names import OWN_NAME, Host, InvalidName, parse_authority
+from wire.clienthello import ClientHello, ClientHelloReader, ClientHelloRefused
+from wire.heads import HeadRefused, RequestHead
+
+CHALLENGES: Final = 3
+"""407s on one connection: a client that waits for a challenge asks again on it."""
+
+ESTABLISHED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
+"""RFC 9110 9.3.6: an answer to CONNECT has no framing fields."""
+
+_ALERT: Final = {"handshake_failure": 40, "unrecognized_name": 112, "no_application_protocol": 120}
+
+
+class LeafContexts(Protocol):
+    """TLS contexts towards sandboxes; net.contexts.ServerContexts is one."""
+
+    async def get(self, host: Host, alpn: tuple[str, ...] = ...) -> SSLContext:
+        """Raises net.contexts.ContextUnavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Hello:
+    """TLS: its ClientHello, and every byte read so far."""
+
+    hello: ClientHello
+    initial: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Clear:
+    """Not TLS; the bytes were put back."""
+
+    looks_like_http: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    """Nothing that may go on."""
+
+    reason: str
+    detail: str
+
+
+class FrontDoor:
+    """One per worker; `serve` once per accepted connection."""
+
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        directory: Directory,
+        clock: Clock,
+        lane: Http1Lane,
+        tunnel_lane: TunnelLane,
+        leaves: LeafContexts,
+        refusal_leaves: LeafContexts,
+        leaf_budget: RefusalLeaves,
+        connections: Connections,
+        pace: RefusalPace,
+        live: LiveSet,
+        table: LimitTable,
+        http_limits: Limits = DEFAULT_LIMITS,
+        on_fault: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        self._gate = gate
+        self._directory = directory
+        self._clock = clock
+        self._lane = lane
+        self._tunnel_lane = tunnel_lane
+        self._leaves = leaves
+        self._refusal_leaves = refusal_leaves
+        self._leaf_budget = leaf_budget
+        self._connections = connections
+        self._pace = pace
+        self._live = live
+        self._table = table
+        self._http_limits = http_limits
+        self._on_fault = on_fault
+
+    async def serve(self, stream: ByteStream, channel: Channel) -> None:
+        """Serve one connection to its end; the stream is closed when this returns, whatever was raised."""
+        slot = self._connections.arrive(channel.listener, channel.peer)
+        if slot is None:
+            stream.abort()
+            if self._pace.within(("", channel.peer)):
+                await self._refuse_connection(channel, None, "too-many-requests", Seen())
+            return
+        guard = Guard(self._on_fault)
+        guard.watch(stream)
+        try:
+            await guard.run(self._connection(stream, channel, slot))
+        finally:
+            self._connections.leave(slot)
+
+    # --- requests to the proxy itself ---
+
+    async def _connection(self, stream: ByteStream, channel: Channel, slot: Slot) -> None:
+        try:
+            stream.read_timeout = self._table.first_head_seconds
+            first = await stream.receive()
+            stream.unread(first)
+        except StreamBroken:
+            return
+        if first and (strange := foreign_protocol(first)) is not None:
+            await self._refuse_connection(channel, None, "bad-protocol", Seen(), detail=strange.detail)
+            stream.write(strange.answer)
+            await stream.close()
+            return
+        connection = ServerConnection(stream, self._http_limits)
+        visitor: Identified | None = None
+        challenges = 0
+        handle = None
+        try:
+            while (head := await self._next_head(connection, channel, visitor)) is not None:
+                if visitor is None:
+                    found = self._identify(channel, head)
+                    if not isinstance(found, Identified):
+                        challenges += 1
+                        refuse = await self._not_identified(channel, found)
+                        if not await refuse_with(
+                            connection, refuse, close=refuse.reason != "auth-required" or challenges >= CHALLENGES
+                        ):
+                            break
+                        continue
+                    if not self._connections.identified(slot, found.sandbox):
+                        refuse = await self._gate.refuse("too-many-requests", who=found, event="connection.refused")
+                        await refuse_with(connection, refuse, close=True)
+                        break
+                    visitor = found
+                    handle = self._live.add(connection_key(visitor), lambda reason: stream.abort())
+                if head.method == "CONNECT":
+                    await self._connect(connection, head, visitor)
+                    return
+                visit = Visit(who=visitor, connection=connection, scheme="http")
+                if not await self._lane.one(visit, head):
+                    break
+            await connection.close()
+        finally:
+            if handle is not None:
+                handle.close()
+
+    async def _next_head(
+        self, connection: ServerConnection, channel: Channel, visitor: Identified | None
+    ) -> RequestHead | None:
+        try:
+            return await connection.next_head()
+        except HeadRefused as error:
+            refuse = await self._refuse_connection(channel, visitor, error.reason, Seen(), detail=error.detail)
+            await refuse_with(connection, refuse, close=True)
+        except StreamBroken:
+            connection.abort()
+        return None
+
+    def _identify(self, channel: Channel, head: RequestHead) -> Identified | NotIdentified | str:
+        try:
+            snapshot = self._directory.snapshot()
+        except DirectoryUnavailable:
+            return "policy-unavailable"
+        return identify(channel, head.get("proxy-authorization"), snapshot, self._clock.wall())
+
+    async def _not_identified(self, channel: Channel, found: NotIdentified | str) -> Refuse:
+        if isinstance(found, str):
+            return await self._gate.refuse(found, channel=channel, event="connection.refused")
+        return await self._gate.refuse(found.reason, channel=channel, sandbox=found.sandbox, event="connection.refused")
+
+    async def _refuse_connection(
+        self,
+        channel: Channel,
+        who: Identified | None,
+        reason: str,
+        seen: Seen,
+        *,
+        detail: str = "",
+        tunnel: TunnelFacts | None = None,
+    ) -> Refuse:
+        return await self._gate.refuse(
+            reason, channel=channel, who=who, seen=seen, detail=detail, tunnel=tunnel, event="connection.refused"
+        )
+
+    # --- CONNECT ---
+
+    async def _connect(self, connection: ServerConnection, head: RequestHead, who: Identified) -> None:
+        if not same_identity(who, head.get("proxy-authorization")):
+            refuse = await self._gate.refuse("auth-required", who=who, detail="another identity on one connection")
+            await refuse_with(connection, refuse, close=True)
+            await connection.close()
+            return
+        try:
+            facts = connect_facts(head)
+        except FactsRefused as error:
+            refuse = await self._gate.refuse(error.reason, who=who, detail=error.detail)
+            await refuse_with(connection, refuse, close=True)
+            await connection.close()
+            return
+        seen = Seen(lane="tunnel", connect_host=f"{facts.host.authority}:{facts.port}")
+        if facts.host.text == OWN_NAME and facts.port in (80, 443):
+            await self._help_tunnel(connection, who, facts, replace(seen, lane="help"))
+            return
+        verdict = await self._gate.tunnel(who, facts, seen)
+        if isinstance(verdict, Refuse):
+            await self._deny(connection, who, facts, verdict)
+            return
+        stream = connection.detach()
+        stream.write(ESTABLISHED)
+        handle = self._live.add(
+            tunnel_key(verdict),
+            lambda reason: stream.abort(),
+            lambda snapshot: self._gate.tunnel_still_allowed(verdict, snapshot),
+        )
+        try:
+            await self._inside(stream, verdict)
+        finally:
+            handle.close()
+
+    async def _inside(self, stream: ByteStream, admitted: Admitted) -> None:
+        """An open CONNECT: what the client says first picks the lane that the rule allows."""
+        who, facts, permit = admitted.who, admitted.facts, admitted.permit
+        peeked = await self._peek(stream)
+        if peeked is None:
+            return
+        if isinstance(peeked, _Clear):
+            if permit.inspected and permit.clear_text:
+                seen = replace(admitted.seen, lane="http1")
+                connection = ServerConnection(stream, self._http_limits)
+                await self._lane.serve(Visit(who=who, connection=connection, scheme="http", tunnel=facts, seen=seen))
+                return
+            reason = "tls-required" if peeked.looks_like_http else "bad-protocol"
+            peeked = _Bad(reason, "clear bytes where only TLS may be")
+        if isinstance(peeked, _Bad):
+            await self._refuse_connection(
+                who.channel, who, peeked.reason, admitted.seen, detail=peeked.detail, tunnel=facts
+            )
+            stream.abort()
+            return
+        hello = peeked.hello
+        seen = replace(admitted.seen, sni=canonical_name(hello.sni))
+        wrong = wrong_hello(hello, facts, inspected=permit.inspected)
+        if wrong is not None:
+            reason, detail, alert = wrong
+            await self._refuse_connection(who.channel, who, reason, seen, detail=detail, tunnel=facts)
+            await send_alert(stream, alert)
+            return
+        if not permit.inspected:
+            stream.unread(peeked.initial)
+            await self._tunnel_lane.run(stream, admitted, seen)
+            return
+        tls = await self._handshake(stream, peeked, who, facts, seen)
+        if tls is None:
+            return
+        visit = Visit(
+            who=who,
+            connection=ServerConnection(tls, self._http_limits),
+            scheme="https",
+            tunnel=facts,
+            sni=hello.sni,
+            seen=replace(seen, lane="http1"),
+        )
+        await self._lane.serve(visit)
+
+    async def _help_tunnel(self, connection: ServerConnection, who: Identified, facts: TunnelFacts, seen: Seen) -> None:
+        """CONNECT to the help host: TLS on 443, clear text on 80. The lane answers it before policy."""
+        stream = connection.detach()
+        stream.write(ESTABLISHED)
+        peeked = await self._peek(stream)
+        if isinstance(peeked, _Clear) and facts.port == 80:
+            inner = ServerConnection(stream, self._http_limits)
+            await self._lane.serve(Visit(who=who, connection=inner, scheme="http", tunnel=facts, seen=seen))
+            return
+        if isinstance(peeked, _Hello) and facts.port == 443:
+            wrong = wrong_hello(peeked.hello, facts, inspected=True)
+            tls = None if wrong is not None else await self._handshake(stream, peeked, who, facts, seen)
+            if tls is not None:
+                inner = ServerConnection(tls, self._http_limits)
+                visit = Visit(who=who, connection=inner, scheme="https", tunnel=facts, sni=peeked.hello.sni, seen=seen)
+                await self._lane.serve(visit)
+                return
+        stream.abort()
+
+    # --- a denied CONNECT (RULINGS 5.6) ---
+
+    async def _deny(self, connection: ServerConnection, who: Identified, facts: TunnelFacts, refuse: Refuse) -> None:
+        """Answer at CONNECT; or inside TLS where the client speaks TLS first and shows nothing of a CONNECT's answer.
+
+        The refusal is recorded already: what happens here adds no record.
+        """
+        sandbox = who.sandbox
+        paced = self._pace.within((sandbox.tenant, sandbox.id))
+        if not (paced and self._tells_inside(who, facts)):
+            await refuse_with(connection, refuse, close=True)
+            await connection.close()
+            return
+        stream = connection.detach()
+        stream.write(ESTABLISHED)
+        peeked = await self._peek(stream)
+        if not isinstance(peeked, _Hello) or wrong_hello(peeked.hello, facts, inspected=True) is not None:
+            stream.abort()
+            return
+        try:
+            context = await self._refusal_leaves.get(facts.host)
+            tls = await server_side(stream, context, peeked.initial, self._table.handshake_seconds)
+        except ClientDistrustsCa:
+            await self._gate.note("client.distrusts-ca", who, Seen(), reason="client-distrusts-ca")
+            stream.abort()
+            return
+        except (ContextUnavailable, StreamBroken):
+            stream.abort()
+            return
+        inner = ServerConnection(tls, self._http_limits)
+        try:
+            if await inner.next_head() is not None:
+                await refuse_with(inner, refuse, close=True)
+        except (HeadRefused, StreamBroken):
+            inner.abort()
+            return
+        await inner.close()
+
+    def _tells_inside(self, who: Identified, facts: TunnelFacts) -> bool:
+        if facts.host.is_literal:
+            return False
+        try:
+            if facts.port not in self._directory.snapshot().inspected_ports:
+                return False
+        except DirectoryUnavailable:
+            return False
+        return self._leaf_budget.take(who.sandbox)
+
+    # --- the client's first bytes ---
+
+    async def _peek(self, stream: ByteStream) -> _Hello | _Clear | _Bad | None:
+        """Look at the first bytes inside a tunnel. None: the client left without a word."""
+        reader = ClientHelloReader()
+        initial = b""
+        try:
+            async with asyncio.timeout(self._table.hello_seconds):
+                await stream.drain()
+                while True:
+                    data = await stream.receive()
+                    if not data:
+                        return None if not initial else _Bad("bad-protocol", "the handshake ended early")
+                    initial += data
+                    if initial[:1] != b"\x16":
+                        stream.unread(initial)
+                        return _Clear(initial[:1].isalpha() and b" " in initial[:32])
+                    hello = reader.feed(data)
+                    if hello is not None:
+                        return _Hello(hello, initial)
+        except ClientHelloRefused as error:
+            return _Bad("bad-protocol", str(error))
+        except TimeoutError:
+            return _Bad("client-timeout", "nothing, or no whole ClientHello, came in time")
+        except StreamBroken:
+            return None
+
+    async def _handshake(
+        self, stream: ByteStream, peeked: _Hello, who: Identified, facts: TunnelFacts, seen: Seen
+    ) -> TlsStream | None:
+        """TLS with a leaf for the tunnel's host. None: it failed, was recorded, and the stream is closed."""
+        try:
+            context = await self._leaves.get(facts.host)
+            return await server_side(stream, context, peeked.initial, self._table.handshake_seconds)
+        except ContextUnavailable:
+            await self._refuse_connection(
+                who.channel, who, "internal-error", seen, detail="no certificate for the host", tunnel=facts
+            )
+        except ClientDistrustsCa:
+            await self._gate.note("client.distrusts-ca", who, seen, reason="client-distrusts-ca")
+        except StreamBroken as error:
+            reason = "client-timeout" if error.kind == "handshake-timeout" else "bad-protocol"
+            await self._refuse_connection(
+                who.channel, who, reason, seen, detail="the TLS handshake failed", tunnel=facts
+            )
+        stream.abort()
+        return None
+
+
+# --- helpers: pure looks at bytes and heads ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A protocol that is not served on the proxy's port, and the bytes that tell its client so."""
+
+    detail: str
+    answer: bytes = b""
+
+
+def foreign_protocol(first: bytes) -> Foreign | None:
+    """What the first bytes of a connection are, if certainly not HTTP/1."""
+    if first[:1] == b"\x05":
+        return Foreign("SOCKS 5 on the proxy port", b"\x05\xff")  # RFC 1928: no acceptable methods
+    if first[:1] == b"\x04":
+        return Foreign("SOCKS 4 on the proxy port", b"\x00\x5b" + bytes(6))
+    if first[:1] == b"\x16":
+        return Foreign("TLS on the proxy port", _alert("handshake_failure"))
+    if first.startswith((b"PROXY ", b"\r\n\r\n\x00\r\nQUIT\n")):
+        return Foreign("a PROXY protocol preface")
+    if first.startswith(b"PRI * HTTP/2"):
+        return Foreign("HTTP/2 on the proxy port")
+    return None
+
+
+def connect_facts(head: RequestHead) -> TunnelFacts:
+    """The facts of a CONNECT. Raises FactsRefused: bad-target, bad-host-header, authority-mismatch."""
+    facts = TunnelFacts.build(head.target)
+    for value in head.get("host"):
+        try:
+            host, port = parse_authority(value, facts.port)
+        except InvalidName:
+            raise FactsRefused("bad-host-header", "the Host header names no canonical host") from None
+        if (host, port) != (facts.host, facts.port):
+            raise FactsRefused("authority-mismatch", "the CONNECT target and the Host header differ")
+    return facts
+
+
+def wrong_hello(hello: ClientHello, facts: TunnelFacts, *, inspected: bool) -> tuple[str, str, str] | None:
+    """(reason, detail, alert) where this ClientHello may not go on in this tunnel, else None."""
+    if hello.sni is not None and canonical_name(hello.sni) != facts.host.text:
+        return "sni-mismatch", "the TLS server name is not the tunnel's host", "unrecognized_name"
+    if not inspected:
+        if hello.has_ech:
+            # The real name is hidden: nothing that can be checked would be true (RULINGS 5.7).
+            return "sni-mismatch", "an encrypted ClientHello in an uninspected tunnel", "handshake_failure"
+        if hello.sni is None and not facts.host.is_literal:
+            return "sni-mismatch", "an uninspected tunnel without a server name", "unrecognized_name"
+        return None
+    if hello.alpn and "http/1.1" not in hello.alpn:
+        return "no-application-protocol", "the client does not offer http/1.1", "no_application_protocol"
+    return None
+
+
+def canonical_name(sni: str | None) -> str:
+    """The server name as we compare it; empty where it is none."""
+    if sni is None:
+        return ""
+    try:
+        return Host.parse(sni).text
+    except InvalidName:
+        return ""
+
+
+def connection_key(who: Identified) -> LiveKey:
+    """The live entry of a whole connection: it lives as long as its sandbox, each request is judged anew."""
+    sandbox = who.sandbox
+    return LiveKey(
+        tenant=sandbox.tenant,
+        sandbox=sandbox.id,
+        epoch=sandbox.epoch,
+        host="",
+        port=0,
+        rule="",
+        digest="",
+        kind="connection",
+    )
+
+
+def tunnel_key(admitted: Admitted) -> LiveKey:
+    """The live entry of an open CONNECT."""
+    return LiveKey(
+        tenant=admitted.sandbox.tenant,
+        sandbox=admitted.sandbox.id,
+        epoch=admitted.sandbox.epoch,
+        host=admitted.facts.host.text,
+        port=admitted.facts.port,
+        rule=admitted.permit.rule or "",
+        digest=admitted.policy_digest,
+        kind="tunnel",
+    )
+
+
+async def send_alert(stream: ByteStream, name: str) -> None:
+    """A fatal TLS alert in clear (RFC 8446 section 6), then the end."""
+    stream.write(_alert(name))
+    await stream.close()
+
+
+def _alert(name: str) -> bytes:
+    return b"\x15\x03\x03\x00\x02\x02" + bytes((_ALERT[name],))

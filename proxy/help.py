@@ -1,0 +1,271 @@
+"""The help host `http://exeat.internal/`: constants, and the asking sandbox's own data. Never a token.
+
+    /                 where to start           /allowed          what may I do (this sandbox's role)
+    /ca.pem           our root alone           /why              my newest refusals
+    /bundle.pem       system roots and ours    /why/<request id> one of my refusals, explained
+    /env.sh           variables for clients    /reasons/<code>   what a reason means
+
+Rules (RULINGS 8.2): only on an identified channel, exactly this name, ports 80 and 443; never resolved or dialled;
+GET and HEAD only, without effects; another sandbox's ids are as unknown as ones that never were (404).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.identity import Identified, current
+from proxy.ports import Clock, Directory, DirectoryUnavailable, Snapshot
+from proxy.recent import RecentRefusals, RefusalNote
+from rules.facts import RequestFacts, Sandbox
+from rules.names import OWN_NAME
+from rules.policy import HostPattern, Operation, Rule
+from rules.reasons import REASONS, reason
+from wire.refusals import Rendered
+
+PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelpTexts:
+    """What the worker was given at boot. `environment` values hold `{ca}` and `{bundle}` where the files go."""
+
+    ca_pem: str
+    bundle_pem: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelpRefused:
+    """Not a page: a reason code for the gate to record."""
+
+    reason: str
+
+
+def is_help(facts: RequestFacts) -> bool:
+    """True for exactly the help host on its two ports."""
+    destination = facts.destination
+    return destination.host.text == OWN_NAME and PORTS[destination.scheme] == destination.port
+
+
+class HelpHost:
+    """Answers requests to the help host."""
+
+    def __init__(self, *, texts: HelpTexts, directory: Directory, recent: RecentRefusals, clock: Clock) -> None:
+        self._texts = texts
+        self._directory = directory
+        self._recent = recent
+        self._clock = clock
+
+    def answer(self, who: Identified, facts: RequestFacts) -> Rendered | HelpRefused:
+        """The page for one request of an identified sandbox."""
+        if facts.method not in ("GET", "HEAD"):
+            return HelpRefused(reason="method-refused")
+        try:
+            snapshot = self._directory.snapshot()
+        except DirectoryUnavailable:
+            return HelpRefused(reason="policy-unavailable")
+        registered = current(who, snapshot, self._clock.wall())
+        if registered is None:
+            return HelpRefused(reason="sandbox-ended")
+        page = self._page(facts.path.segments, registered.sandbox, snapshot, _wants_json(facts))
+        return page if page is not None else HelpRefused(reason="not-found")
+
+    def _page(self, segments: tuple[str, ...], sandbox: Sandbox, snapshot: Snapshot, as_json: bool) -> Rendered | None:
+        constant: dict[tuple[str, ...], Callable[[], Rendered]] = {
+            ("",): lambda: _text(_START),
+            ("ca.pem",): lambda: _page(self._texts.ca_pem.encode(), "application/x-pem-file"),
+            ("bundle.pem",): lambda: _page(self._texts.bundle_pem.encode(), "application/x-pem-file"),
+            ("env.sh",): lambda: _page(env_script(self._texts.environment).encode(), "text/x-shellscript"),
+            ("reasons",): lambda: _json({code: row.title for code, row in REASONS.items()}),
+        }
+        if segments in constant:
+            return constant[segments]()
+        match segments:
+            case ("allowed",):
+                listed = allowed(sandbox, snapshot)
+                return _json(listed) if as_json else _text(_allowed_text(listed))
+            case ("why",):
+                return _json([_note(note) for note in self._recent.newest(sandbox.tenant, sandbox.id)])
+            case ("why", request_id):
+                note = self._recent.find(sandbox.tenant, sandbox.id, request_id)
+                return None if note is None else _json(_note(note))
+            case ("reasons", code) if code in REASONS:
+                row = reason(code)
+                return _json(
+                    {
+                        "type": row.type,
+                        "reason": row.code,
+                        "status": row.status,
+                        "title": row.title,
+                        "remedy": row.remedy,
+                        "retryable": row.retryable,
+                        "about": row.doc,
+                    }
+                )
+            case _:
+                return None
+
+
+def allowed(sandbox: Sandbox, snapshot: Snapshot) -> dict[str, Any]:
+    """What the sandbox's role permits and denies, from policy alone, as a JSON value."""
+    role = snapshot.policy.roles.get(sandbox.role)
+    rules = role.rules if role is not None else ()
+    return {
+        "sandbox": sandbox.id,
+        "role": sandbox.role,
+        "expires_at": int(sandbox.expires_at),
+        "policy": snapshot.policy.digest,
+        "deny": [_deny(rule) for rule in rules if rule.action == "deny"],
+        "allow": [_allow(rule, snapshot) for rule in rules if rule.action == "allow"],
+    }
+
+
+def env_script(environment: Mapping[str, str]) -> str:
+    """A POSIX script that fetches both certificate files and exports what clients read. Proxy variables stay as set."""
+    lines = [_SCRIPT]
+    for name, value in sorted(environment.items()):
+        if "{proxy}" in value or not name.replace("_", "").isalnum():
+            continue
+        quoted = "".join(f"\\{char}" if char in '\\"$`' else char for char in value)
+        quoted = quoted.replace("{ca}", "$exeat_dir/ca.pem").replace("{bundle}", "$exeat_dir/bundle.pem")
+        lines.append(f'export {name}="{quoted}"')
+    return "\n".join(lines) + "\n"
+
+
+_START = """Exeat lets this sandbox out, for what its policy permits.
+
+  http://exeat.internal/allowed           what may I do (add `Accept: application/json` for JSON)
+  http://exeat.internal/why               my newest refusals; /why/<request id> explains one
+  http://exeat.internal/reasons/<code>    what a reason code means
+  http://exeat.internal/env.sh            variables that make clients trust the gateway
+  http://exeat.internal/ca.pem            the gateway's root certificate
+  http://exeat.internal/bundle.pem        the system's roots and the gateway's
+
+Credentials in the environment are placeholders: send them to the host they are for, as if they were real. The broker
+puts the real one in. A refusal names its reason, what would help, and whether a retry makes sense.
+"""
+
+_SCRIPT = """# Use: eval "$(curl -fsS http://exeat.internal/env.sh)"
+exeat_dir="${EXEAT_DIR:-${TMPDIR:-/tmp}/exeat-$(id -u)}"
+umask 077
+mkdir -p "$exeat_dir"
+for exeat_file in ca.pem bundle.pem; do
+  if command -v curl >/dev/null 2>&1; then
+    curl -fsS -o "$exeat_dir/$exeat_file" "http://exeat.internal/$exeat_file"
+  else
+    wget -q -O "$exeat_dir/$exeat_file" "http://exeat.internal/$exeat_file"
+  fi
+done
+unset exeat_file"""
+
+
+def _deny(rule: Rule) -> dict[str, Any]:
+    hosts = sorted({_host(pattern) for pattern in (*rule.hosts, *(p for op in rule.operations for p in op.hosts))})
+    shown: dict[str, Any] = {"rule": rule.id, "hosts": hosts}
+    if rule.operations:
+        shown["operations"] = [operation.id for operation in rule.operations]
+    if rule.message:
+        shown["message"] = rule.message
+    return shown
+
+
+def _allow(rule: Rule, snapshot: Snapshot) -> dict[str, Any]:
+    shown: dict[str, Any] = {"rule": rule.id}
+    if rule.tunnel:
+        shown |= {"tunnel": True, "hosts": [_host(pattern) for pattern in rule.hosts], "port": rule.port or 443}
+    else:
+        shown["operations"] = [_operation(operation) for operation in rule.operations]
+    if rule.bind:
+        shown["with"] = {name: list(values) for name, values in rule.bind.items()}
+    definition = snapshot.policy.credentials.get(rule.credential) if rule.credential is not None else None
+    if definition is not None:
+        # The variable's name; its value is already in the sandbox and never served.
+        shown["credential"] = {"placeholder_in": definition.placeholder.env, "slot": definition.slot.where}
+    if rule.approval:
+        shown["approval"] = rule.approval
+    if rule.requests:
+        shown["requests"] = {"count": rule.requests[0], "seconds": rule.requests[1]}
+    if rule.message:
+        shown["message"] = rule.message
+    return shown
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    default = 443 if operation.scheme == "https" else 80
+    port = "" if operation.port == default else f":{operation.port}"
+    return {
+        "operation": operation.id,
+        "effect": operation.effect,
+        "methods": list(operation.methods),
+        "urls": [
+            f"{operation.scheme}://{_host(host)}{port}{path.template}"
+            for host in operation.hosts
+            for path in operation.paths
+        ],
+    }
+
+
+def _host(pattern: HostPattern) -> str:
+    return {"exact": "", "one": "*.", "many": "**."}[pattern.kind] + pattern.suffix
+
+
+def _allowed_text(listed: Mapping[str, Any]) -> str:
+    lines = [f"role {listed['role']}", ""]
+    for rule in listed["deny"]:
+        lines.append(f"deny   {rule['rule']}: {', '.join(rule['hosts'])}")
+    for rule in listed["allow"]:
+        if "operations" not in rule:
+            lines.append(f"allow  {rule['rule']}: tunnel to {', '.join(rule['hosts'])} port {rule['port']}")
+            continue
+        extra = [f"placeholder in {rule['credential']['placeholder_in']}"] if "credential" in rule else []
+        extra += [f"needs approval from {rule['approval']}"] if "approval" in rule else []
+        lines.append(f"allow  {rule['rule']}" + (f" ({'; '.join(extra)})" if extra else ""))
+        for operation in rule["operations"]:
+            methods = "|".join(operation["methods"])
+            lines += [f"         {operation['effect']:8} {methods} {url}" for url in operation["urls"]]
+    return "\n".join(lines) + "\n"
+
+
+def _note(note: RefusalNote) -> dict[str, Any]:
+    row = reason(note.reason)
+    shown: dict[str, Any] = {
+        "request_id": note.request_id,
+        "at": int(note.at),
+        "reason": note.reason,
+        "title": row.title,
+        "remedy": note.remedy or row.remedy,
+        "about": row.doc,
+        "retryable": row.retryable,
+    }
+    if note.host:
+        scheme = f"{note.scheme}://" if note.scheme else ""
+        shown["request"] = f"{note.method} {scheme}{note.host}:{note.port}{note.path}"
+    for name in ("rule", "message", "ticket"):
+        if getattr(note, name):
+            shown[name] = getattr(note, name)
+    return shown
+
+
+def _wants_json(facts: RequestFacts) -> bool:
+    return any("application/json" in value for value in facts.header("accept"))
+
+
+def _json(value: Any) -> Rendered:
+    return _page(json.dumps(value, indent=2).encode() + b"\n", "application/json")
+
+
+def _text(text: str) -> Rendered:
+    return _page(text.encode(), "text/plain; charset=utf-8")
+
+
+def _page(body: bytes, content_type: str) -> Rendered:
+    headers = (
+        ("content-type", content_type),
+        ("content-length", str(len(body))),
+        ("cache-control", "no-store"),
+        ("x-content-type-options", "nosniff"),
+    )
+    return Rendered(status=200, phrase="OK", headers=headers, body=body)

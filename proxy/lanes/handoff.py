@@ -1,0 +1,321 @@
+"""The broker's side of a lane: one permitted request handed off, its answer relayed to the client.
+
+    open -> Continue | Refusal -> body up and answer down at once -> AnswerEnd
+
+Rules (RULINGS 2.4, 11.5): what the broker refuses comes as a frame and is told as a refusal; what comes from upstream
+is relayed as it is. An answer without its end reaches the client as an aborted message. No executor, or none that
+answers in time: broker-unavailable, and nothing is ever sent without the credential.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final, assert_never
+
+from net.http1 import ServerConnection
+from net.stream import ByteStream, StreamBroken
+from proxy.answers import refuse_with
+from proxy.brokerlink import BrokerLink, BrokerUnavailable, HandoffBroken, HandoffExchange, HandoffRequest
+from proxy.gate import Gate, Handoff, Refuse
+from proxy.ports import LiveKey, LiveSet
+from proxy.records import Outcome
+from wire.handoff import (
+    AnswerAbort,
+    AnswerData,
+    AnswerEnd,
+    AnswerHead,
+    BodyPlan,
+    Continue,
+    Refusal,
+    Upgraded,
+)
+from wire.heads import (
+    CHUNKED,
+    NO_BODY,
+    Chunked,
+    Framing,
+    HeadRefused,
+    Length,
+    RequestHead,
+    ResponseHead,
+    request_framing,
+)
+
+OPEN_SECONDS: Final = 5.0
+VERDICT_SECONDS: Final = 20.0
+"""From the statement to Continue or Refusal: the vault decides, asks the secret's source and writes durably."""
+ANSWER_SECONDS: Final = 610.0
+"""From Continue, or from one piece of the answer, to the next: a little over the engine's own answer timeout."""
+
+
+class BrokerLane:
+    """One per worker."""
+
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        link: BrokerLink,
+        live: LiveSet,
+        open_seconds: float = OPEN_SECONDS,
+        verdict_seconds: float = VERDICT_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        self._gate = gate
+        self._link = link
+        self._live = live
+        self._open_seconds = open_seconds
+        self._verdict_seconds = verdict_seconds
+        self._answer_seconds = answer_seconds
+
+    async def hand_off(
+        self, connection: ServerConnection, head: RequestHead, passage: Handoff, body: bytes | None
+    ) -> bool:
+        """Hand one request off; True: the connection can carry another. Writes passage's end, always."""
+        error = "internal-error"
+        exchange: HandoffExchange | None = None
+        run = _Run(connection)
+        handle = self._live.add(_key(passage), run.cut, lambda new: self._gate.still_allowed(passage, new))
+        try:
+            async with asyncio.timeout(self._open_seconds):
+                exchange = await self._link.open(request_of(head, passage, body), body)
+            run.exchange = exchange
+            async with asyncio.timeout(self._verdict_seconds):
+                verdict = await exchange.receive()
+            if run.reason:
+                raise HandoffBroken(run.reason)
+            error = ""  # from here on the broker has recorded what it decided
+            match verdict:
+                case Refusal():
+                    return await self._told(connection, passage, _refuse(passage, verdict))
+                case AnswerAbort():
+                    return await self._told(connection, passage, _aborted(passage, verdict.reason))
+                case Continue():
+                    return await self._relay(connection, head, passage, exchange, run, streamed=body is None)
+                case _:
+                    return await self._told(connection, passage, _aborted(passage, "broker-unavailable"))
+        except (BrokerUnavailable, HandoffBroken, TimeoutError):
+            # Before the verdict: the worker records it. After it: the broker did, with its own outcome.
+            reason = run.reason or "broker-unavailable"
+            error = error and reason
+            if run.answered:
+                connection.abort()
+                return False
+            return await refuse_with(connection, self._gate.failed(passage, reason), close=True)
+        except StreamBroken:
+            connection.abort()
+            return False
+        finally:
+            handle.close()
+            if exchange is not None:
+                await exchange.close()
+            await self._gate.done(passage, Outcome(error=error))
+
+    async def _told(self, connection: ServerConnection, passage: Handoff, refuse: Refuse) -> bool:
+        return await refuse_with(connection, self._gate.told_by_broker(passage, refuse))
+
+    async def _relay(
+        self,
+        connection: ServerConnection,
+        head: RequestHead,
+        passage: Handoff,
+        exchange: HandoffExchange,
+        run: _Run,
+        *,
+        streamed: bool,
+    ) -> bool:
+        """Body up and answer down at once. Raises HandoffBroken, TimeoutError, StreamBroken."""
+        uploading: asyncio.Task[None] | None = None
+        if streamed and request_framing(head) != NO_BODY:
+            await connection.send_continue()
+            uploading = asyncio.ensure_future(self._upload(connection, passage, exchange))
+        connection.on_broken(exchange.cancel)
+        try:
+            while True:
+                async with asyncio.timeout(self._answer_seconds):
+                    answer = await exchange.receive()
+                match answer:
+                    case Continue():
+                        raise HandoffBroken("a second verdict")
+                    case Refusal() | AnswerAbort():
+                        if run.answered:
+                            connection.abort()
+                            return False
+                        refuse = (
+                            _refuse(passage, answer)
+                            if isinstance(answer, Refusal)
+                            else _aborted(passage, answer.reason)
+                        )
+                        return await self._told(connection, passage, refuse)
+                    case AnswerHead():
+                        run.answered = True
+                        framing = framing_of(answer, head.method)
+                        await connection.send_head(_head(answer), framing)
+                    case AnswerData(data):
+                        await connection.send_data(data)
+                        await connection.flush()
+                    case AnswerEnd():
+                        await connection.finish()
+                        break
+                    case Upgraded():
+                        run.answered = True
+                        await self._raw(connection, answer, exchange, head)
+                        return False
+                    case _:
+                        assert_never(answer)
+        finally:
+            connection.on_broken(None)
+            if uploading is not None:
+                uploading.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await uploading
+        return not connection.must_close
+
+    async def _upload(self, connection: ServerConnection, passage: Handoff, exchange: HandoffExchange) -> None:
+        """The request body, piece by piece; what breaks cancels the call at the broker."""
+        counted = "content-length" in {name for name, _ in passage.facts.headers}
+        try:
+            while (piece := await connection.read_body()) is not None:
+                if not counted and not self._gate.charge_upload(passage, len(piece)):
+                    exchange.cancel()
+                    return
+                await exchange.send_body(piece)
+            await exchange.finish_body()
+        except (StreamBroken, HeadRefused, HandoffBroken):
+            exchange.cancel()
+
+    async def _raw(
+        self, connection: ServerConnection, answer: Upgraded, exchange: HandoffExchange, head: RequestHead
+    ) -> None:
+        """After 101: bytes both ways, which the executor frames, bounds and scans."""
+        headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers)
+        await connection.send_head(ResponseHead(101, "Switching Protocols", "1.1", headers), NO_BODY)
+        await connection.flush()
+        stream = connection.detach()
+        up = asyncio.ensure_future(_pump_up(stream, exchange))
+        try:
+            while True:
+                piece = await exchange.receive()
+                if not isinstance(piece, AnswerData):
+                    break
+                stream.write(piece.data)
+                await stream.drain()
+            await stream.close()
+        finally:
+            up.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await up
+            stream.abort()
+
+
+class _Run:
+    """What a cut needs of one hand-off in progress."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
+        self.exchange: HandoffExchange | None = None
+        self.answered = False
+        self.reason = ""
+
+    def cut(self, reason: str) -> None:
+        self.reason = "sandbox-ended" if reason == "sandbox-ended" else "policy-changing"
+        if self.exchange is not None:
+            self.exchange.cancel()
+        self._connection.abort()
+
+
+async def _pump_up(stream: ByteStream, exchange: HandoffExchange) -> None:
+    try:
+        while data := await stream.receive():
+            await exchange.send_body(data)
+        await exchange.finish_body()
+    except (StreamBroken, HandoffBroken):
+        exchange.cancel()
+
+
+def request_of(head: RequestHead, passage: Handoff, body: bytes | None) -> HandoffRequest:
+    """What the worker says of the request it judged. The slot's header goes along: the broker checks it itself."""
+    facts, permit = passage.facts, passage.permit
+    destination = permit.destination
+    headers = [("Host", destination.authority)]
+    headers += [
+        (raw.decode("latin-1"), value)
+        for (raw, _), (name, value) in zip(head.headers, head.lower, strict=True)
+        if name != "host" and name not in passage.dropped
+    ]
+    return HandoffRequest(
+        request_id=passage.request_id,
+        tenant=passage.sandbox.tenant,
+        sandbox=passage.sandbox.id,
+        epoch=passage.sandbox.epoch,
+        evidence=passage.who.evidence,
+        policy_digest=passage.policy_digest,
+        method=facts.method,
+        scheme=destination.scheme,
+        host=destination.host.text,
+        port=destination.port,
+        target=facts.target,
+        headers=tuple(headers),
+        body=plan_of(request_framing(head), body),
+        upgrade=facts.upgrade or "",
+        rule=permit.rule,
+        operation=permit.operation,
+        arguments=permit.arguments,
+        credential=permit.credential or "",
+    )
+
+
+def plan_of(framing: Framing, body: bytes | None) -> BodyPlan:
+    """How the body travels: judged whole, or streamed as the client frames it."""
+    if body is not None:
+        return BodyPlan.judged(body)
+    match framing:
+        case Length(size):
+            return BodyPlan(kind="length", length=size)
+        case Chunked():
+            return BodyPlan(kind="chunked")
+        case _:
+            return BodyPlan()
+
+
+def framing_of(answer: AnswerHead, method: str) -> Framing:
+    """How the answer's body is framed towards the client."""
+    if method == "HEAD" or answer.status in (204, 304):
+        return NO_BODY
+    return CHUNKED if answer.length is None else Length(answer.length)
+
+
+def _head(answer: AnswerHead) -> ResponseHead:
+    headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers)
+    return ResponseHead(answer.status, answer.reason, "1.1", headers)
+
+
+def _refuse(passage: Handoff, told: Refusal) -> Refuse:
+    return Refuse(
+        request_id=passage.request_id,
+        reason=told.reason,
+        rule=told.rule,
+        remedy=told.remedy,
+        message=told.message,
+        ticket=told.ticket,
+        retry_after=told.retry_after,
+        native=passage.native,
+    )
+
+
+def _aborted(passage: Handoff, reason: str) -> Refuse:
+    return Refuse(request_id=passage.request_id, reason=reason, native=passage.native)
+
+
+def _key(passage: Handoff) -> LiveKey:
+    return LiveKey(
+        tenant=passage.sandbox.tenant,
+        sandbox=passage.sandbox.id,
+        epoch=passage.sandbox.epoch,
+        host=passage.permit.destination.host.text,
+        port=passage.permit.destination.port,
+        rule=passage.permit.rule,
+        digest=passage.policy_digest,
+        kind="exchange",
+    )

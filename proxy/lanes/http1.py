@@ -1,0 +1,445 @@
+"""The main lane: HTTP/1.1 requests of one identified sandbox, judged one by one, relayed as the gate says.
+
+`Visit` is one connection (or the inside of one tunnel); `Http1Lane.serve` runs its requests; `Http1Lane.one` handles
+one request and says whether the connection can go on. Per request:
+
+    head -> facts -> help host?  -> gate.head -> Refuse     answered at once, reading paused, discard bounded
+                                              -> NeedsBody  100 Continue by us, at most the bound, gate.body
+                                              -> Forward    pool and dialer, net.exchange, WebSocket where permitted
+                                              -> Handoff    lanes/handoff.py
+    gate.done(outcome)                                      always, whatever was raised
+
+Rules: a pipelined request is judged by itself, after the one before it was answered. What is sent upstream is written
+anew from what was judged. A cut (sandbox ended, policy tightened) aborts both sides of the exchange in progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final, assert_never
+
+from net.dial import DialError, DialTarget
+from net.exchange import AnswerRefused, ExchangeResult, OutgoingRequest, exchange
+from net.http1 import ServerConnection
+from net.pool import Lease, Pool, PoolKey
+from net.stream import Headers, StreamBroken
+from net.trust import TrustKey
+from net.websocket import relay as relay_websocket
+from proxy.answers import answer, refuse_with
+from proxy.gate import Forward, Gate, Handoff, NeedsBody, Refuse
+from proxy.help import HelpHost, HelpRefused, is_help
+from proxy.identity import Identified, same_identity
+from proxy.lanes.handoff import BrokerLane
+from proxy.limits import RefusalPace
+from proxy.ports import LiveKey, LiveSet, Snapshot
+from proxy.records import Outcome, Seen
+from rules.facts import FactsRefused, RequestFacts, TunnelFacts
+from rules.names import OWN_NAME, Host, Scheme
+from rules.reasons import reason
+from wire.heads import (
+    NO_BODY,
+    Chunked,
+    Framing,
+    HeadRefused,
+    RequestHead,
+    ResponseHead,
+    request_framing,
+    requested_upgrade,
+)
+
+COLLECT_SECONDS: Final = 120.0
+"""For a whole body that has to be judged."""
+RETRY_METHODS: Final = frozenset({"GET", "HEAD"})
+"""Without a body, and only where a reused connection died before a byte of answer (RULINGS 9.7)."""
+
+_ANSWER_DROPPED: Final = frozenset({b"alt-svc", b"proxy-connection"})
+_ANSWER_DROPPED_PREFIXES: Final = (b"proxy-", b"exeat-")
+
+
+@dataclass(slots=True, kw_only=True)
+class Visit:
+    """One connection of one sandbox, or the inside of one of its tunnels. `tunnel` None: the proxy itself is asked."""
+
+    who: Identified
+    connection: ServerConnection
+    scheme: Scheme
+    tunnel: TunnelFacts | None = None
+    sni: str | None = None
+    seen: Seen = field(default_factory=lambda: Seen(lane="http1"))
+
+
+class Http1Lane:
+    """One per worker."""
+
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        pool: Pool,
+        broker: BrokerLane,
+        live: LiveSet,
+        help_host: HelpHost,
+        pace: RefusalPace,
+        collect_seconds: float = COLLECT_SECONDS,
+    ) -> None:
+        self._gate = gate
+        self._pool = pool
+        self._broker = broker
+        self._live = live
+        self._help = help_host
+        self._pace = pace
+        self._collect_seconds = collect_seconds
+
+    async def serve(self, visit: Visit) -> None:
+        """Handle requests until the connection ends. The stream is closed when this returns."""
+        connection = visit.connection
+        while True:
+            head = await self.next_head(visit)
+            if head is None or not await self.one(visit, head):
+                break
+        await connection.close()
+
+    async def next_head(self, visit: Visit) -> RequestHead | None:
+        """The next head, or None when there is none; what is no head is refused and recorded here."""
+        try:
+            return await visit.connection.next_head()
+        except HeadRefused as error:
+            await self._refuse(visit, error.reason, detail=error.detail, close=True)
+        except StreamBroken:
+            visit.connection.abort()
+        return None
+
+    async def one(self, visit: Visit, head: RequestHead) -> bool:
+        """Handle one request; True: the connection can carry another."""
+        if visit.tunnel is None and not same_identity(visit.who, head.get("proxy-authorization")):
+            # RULINGS 2.5: the first head fixed who this is.
+            return await self._refuse(visit, "auth-required", detail="another identity on one connection", close=True)
+        try:
+            facts = make_facts(visit, head)
+        except (FactsRefused, HeadRefused) as error:
+            return await self._refuse(visit, error.reason, head=head, detail=error.detail, close=True)
+        if is_help(facts):
+            return await self._answer_help(visit, facts)
+        seen = replace(visit.seen, host_header=host_header(facts))
+        asked = await self._gate.head(visit.who, facts, seen)
+        verdict, body = await self._judge_body(visit, asked) if isinstance(asked, NeedsBody) else (asked, None)
+        match verdict:
+            case Refuse():
+                return await self._tell(visit, verdict)
+            case Handoff():
+                return await self._broker.hand_off(visit.connection, head, verdict, body)
+            case Forward():
+                return await self._forward(visit, head, verdict, body)
+            case _:
+                assert_never(verdict)
+
+    # --- refusals and help ---
+
+    async def _refuse(
+        self, visit: Visit, code: str, *, head: RequestHead | None = None, detail: str = "", close: bool
+    ) -> bool:
+        seen = replace(visit.seen, host_header=plain_host(head)) if head is not None else visit.seen
+        refuse = await self._gate.refuse(code, who=visit.who, tunnel=visit.tunnel, seen=seen, detail=detail)
+        return await self._tell(visit, refuse, close=close)
+
+    async def _tell(self, visit: Visit, refuse: Refuse, *, close: bool = False) -> bool:
+        sandbox = visit.who.sandbox
+        paced = self._pace.within((sandbox.tenant, sandbox.id))
+        return await refuse_with(visit.connection, refuse, close=close or not paced or refuse.reason in _CLOSING)
+
+    async def _answer_help(self, visit: Visit, facts: RequestFacts) -> bool:
+        page = self._help.answer(visit.who, facts)
+        if isinstance(page, HelpRefused):
+            return await self._tell(visit, await self._gate.refuse(page.reason, who=visit.who, facts=facts))
+        return await answer(visit.connection, page)
+
+    # --- a body that is judged ---
+
+    async def _judge_body(self, visit: Visit, waiting: NeedsBody) -> tuple[Refuse | Handoff | Forward, bytes | None]:
+        """Collect at most the bound and ask again (RULINGS 11.4)."""
+        gate, connection = self._gate, visit.connection
+        collected = bytearray()
+        try:
+            async with asyncio.timeout(self._collect_seconds):
+                await connection.send_continue()
+                incoming = connection.body(limit=waiting.bound)
+                while (piece := await incoming.read()) is not None:
+                    collected += piece
+                    if len(collected) > waiting.bound:
+                        return await self._unjudged(visit, waiting, "body-not-judged"), None
+        except HeadRefused as error:
+            code = "body-not-judged" if error.reason == "body-too-large" else error.reason
+            return await self._unjudged(visit, waiting, code), None
+        except TimeoutError:
+            return await self._unjudged(visit, waiting, "client-timeout"), None
+        except StreamBroken:
+            return await self._unjudged(visit, waiting, "client-timeout"), None
+        body = bytes(collected)
+        return await gate.body(waiting, body), body
+
+    async def _unjudged(self, visit: Visit, waiting: NeedsBody, code: str) -> Refuse:
+        visit.connection.must_close = True
+        return await self._gate.refuse_waiting(waiting, code)
+
+    # --- plain allowed traffic ---
+
+    async def _forward(self, visit: Visit, head: RequestHead, passage: Forward, body: bytes | None) -> bool:
+        first, again = await self._attempt(visit, head, passage, body, fresh=False)
+        if not again:
+            return first
+        verdict = await self._gate.head(visit.who, passage.facts, passage.seen)
+        match verdict:
+            case Forward():
+                second, _ = await self._attempt(visit, head, verdict, body, fresh=True)
+                return second
+            case Refuse():
+                return await self._tell(visit, verdict)
+            case _:
+                return await self._refuse(visit, "policy-changing", close=True)
+
+    async def _attempt(
+        self, visit: Visit, head: RequestHead, passage: Forward, body: bytes | None, *, fresh: bool
+    ) -> tuple[bool, bool]:
+        """(the connection goes on, try once more): one dial or pooled connection, one intent, one outcome."""
+        gate, connection = self._gate, visit.connection
+        outcome = Outcome(error="internal-error")
+        cut = _Cut()
+        handle = self._live.add(live_key(passage), cut, lambda snapshot: still_allowed(gate, passage, snapshot))
+        lease: Lease | None = None
+        reserved = 0
+        try:
+            lease = await self._pool.acquire(PoolKey(target=dial_target(passage)), fresh=fresh)
+            cut.arm(connection.abort, lease.connection.abort)
+            limit = passage.permit.restrictions.request_bytes
+            framing = NO_BODY if body is not None else request_framing(head)
+            if isinstance(framing, Chunked):
+                reserved, limit = self._reserve(passage, limit)
+            request = outgoing(head, passage, framing, body, limit)
+            shaped = _PlainAnswer()
+            result = await exchange(connection, lease.connection, request, on_response=shaped)
+            outcome = outcome_of(result, lease, cut)
+            again = (
+                not fresh
+                and lease.reused
+                and bool(result.error)
+                and not (result.answered or result.head_sent or cut.reason)
+                and result.error != "client-gone"
+                and head.method in RETRY_METHODS
+                and framing == NO_BODY
+            )
+            if again:
+                return False, True
+            if result.upgraded:
+                outcome = await self._websocket(visit, lease, outcome, cut, compressed=shaped.deflated)
+                lease = None
+                return False, False
+            if result.error == "client-gone":
+                connection.abort()
+                return False, False
+            if result.error and not result.head_sent:
+                refuse = gate.failed(passage, cut.reason or result.error)
+                outcome = replace(outcome, status=await self._status(visit, refuse))
+                return not connection.must_close, False
+            if result.error:
+                connection.abort()
+                return False, False
+            self._pool.release(lease)
+            lease = None
+            return not connection.must_close, False
+        except DialError as error:
+            refuse = gate.failed(passage, cut.reason or error.reason)
+            outcome = Outcome(error=error.reason, address=error.address)
+            outcome = replace(outcome, status=await self._status(visit, refuse))
+            return not connection.must_close, False
+        finally:
+            handle.close()
+            if lease is not None:
+                self._pool.discard(lease)
+            if reserved:
+                gate.refund_upload(passage, reserved - outcome.bytes_up)
+            await gate.done(passage, outcome)
+
+    def _reserve(self, passage: Forward, limit: int | None) -> tuple[int, int | None]:
+        """Take from the upload budget what a chunked body may use; the rest is given back."""
+        left = self._gate.reserve_upload(passage)
+        if left is None:
+            return 0, limit
+        return left, left if limit is None else min(left, limit)
+
+    async def _status(self, visit: Visit, refuse: Refuse) -> int:
+        """Tell the client, and return the status it was told."""
+        if not await self._tell(visit, refuse):
+            visit.connection.must_close = True
+        return reason(refuse.reason).status
+
+    async def _websocket(self, visit: Visit, lease: Lease, outcome: Outcome, cut: _Cut, *, compressed: bool) -> Outcome:
+        """After a valid 101: frames both ways, bounded and counted."""
+        client, origin = visit.connection.detach(), lease.connection.detach()
+        self._pool.detach(lease)
+        cut.arm(client.abort, origin.abort)
+        result = await relay_websocket(client, origin, compressed=compressed)
+        return replace(
+            outcome,
+            bytes_up=outcome.bytes_up + result.bytes_up,
+            bytes_down=outcome.bytes_down + result.bytes_down,
+            completed=result.error is None and not cut.reason,
+            error=cut.reason or result.error or "",
+        )
+
+
+_CLOSING: Final = frozenset(
+    {"bad-framing", "bad-head", "bad-version", "head-too-large", "authority-mismatch", "sni-mismatch"}
+    | {"bad-token", "sandbox-ended", "shutting-down", "client-timeout", "body-too-large", "body-not-judged"}
+)
+"""After these the connection is not used again: what follows on it cannot be trusted to be a request, or nobody's."""
+
+
+class _Cut:
+    """The cut of one exchange: remembers why, and aborts what was armed, now or later."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._aborts: tuple[Callable[[], None], ...] = ()
+
+    def arm(self, *aborts: Callable[[], None]) -> None:
+        self._aborts = aborts
+        if self.reason:
+            self._run()
+
+    def __call__(self, reason: str) -> None:
+        self.reason = "sandbox-ended" if reason == "sandbox-ended" else "policy-changing"
+        self._run()
+
+    def _run(self) -> None:
+        for abort in self._aborts:
+            abort()
+
+
+def make_facts(visit: Visit, head: RequestHead) -> RequestFacts:
+    """The facts of one request on this visit. Raises FactsRefused and HeadRefused."""
+    tunnel = visit.tunnel
+    if tunnel is None and head.target.startswith("/") and plain_host(head) == OWN_NAME:
+        # Clients that reach the help host by a route of its own send origin-form (RULINGS 8.2).
+        tunnel = TunnelFacts(host=Host(OWN_NAME), port=80)
+    return RequestFacts.build(
+        method=head.method,
+        scheme=visit.scheme,
+        tunnel=tunnel,
+        sni=visit.sni,
+        target=head.target,
+        headers=head.lower,
+        has_body=request_framing(head) != NO_BODY,
+        upgrade=requested_upgrade(head),
+    )
+
+
+def plain_host(head: RequestHead | None) -> str:
+    """The Host header's name for records, canonical; empty where it is not one."""
+    values = head.get("host") if head is not None else ()
+    try:
+        name, _, _port = values[0].partition(":")
+        return Host.parse(name).text
+    except (IndexError, ValueError):
+        return ""
+
+
+def host_header(facts: RequestFacts) -> str:
+    """The host that the Host header named; it was checked to be the destination's."""
+    return facts.destination.host.text
+
+
+def live_key(passage: Forward | Handoff) -> LiveKey:
+    """What this exchange belongs to."""
+    return LiveKey(
+        tenant=passage.sandbox.tenant,
+        sandbox=passage.sandbox.id,
+        epoch=passage.sandbox.epoch,
+        host=passage.permit.destination.host.text,
+        port=passage.permit.destination.port,
+        rule=passage.permit.rule,
+        digest=passage.policy_digest,
+        kind="exchange",
+    )
+
+
+def still_allowed(gate: Gate, passage: Forward | Handoff, snapshot: Snapshot) -> bool:
+    """Whether a running exchange may go on under `snapshot`."""
+    return gate.still_allowed(passage, snapshot)
+
+
+def dial_target(passage: Forward) -> DialTarget:
+    """Where to connect, from the permit and the destination's definition, never from the client's bytes."""
+    destination = passage.permit.destination
+    route = passage.route
+    return DialTarget(
+        tenant=passage.sandbox.tenant,
+        sandbox=passage.sandbox.id,
+        destination=destination,
+        want_tls=destination.scheme == "https",
+        addresses_allowed=route.addresses if route else (),
+        static=route.static if route else (),
+        trust=TrustKey(ca_pem=route.ca_pem if route else None),
+    )
+
+
+def outgoing(
+    head: RequestHead, passage: Forward, framing: Framing, body: bytes | None, limit: int | None
+) -> OutgoingRequest:
+    """The request as it is sent: judged target, Host from the destination, headers that may go on, in their order."""
+    facts = passage.facts
+    host = (b"Host", facts.destination.authority.encode("ascii"))
+    return OutgoingRequest(
+        method=facts.method,
+        target=facts.target,
+        headers=(host, *kept_headers(head, passage.dropped)),
+        framing=framing,
+        body=body,
+        upgrade=facts.upgrade,
+        request_limit=limit,
+        response_limit=passage.permit.restrictions.response_bytes,
+    )
+
+
+def kept_headers(head: RequestHead, dropped: frozenset[str]) -> Headers:
+    """The client's headers that go on, names as sent; Host is written by us."""
+    return tuple(
+        pair for pair, (name, _) in zip(head.headers, head.lower, strict=True) if name != "host" and name not in dropped
+    )
+
+
+class _PlainAnswer:
+    """`plain_answer`, remembering whether an upgraded connection agreed on compressed messages."""
+
+    deflated = False
+
+    def __call__(self, head: ResponseHead) -> ResponseHead:
+        self.deflated = any("permessage-deflate" in value for value in head.get("sec-websocket-extensions"))
+        return plain_answer(head)
+
+
+def plain_answer(head: ResponseHead) -> ResponseHead:
+    """What of a plain origin's head reaches the sandbox: nothing that speaks to or for the proxy (B201)."""
+    if head.status == 407:
+        raise AnswerRefused("upstream-protocol", "an origin asked for proxy credentials")
+    kept = tuple(
+        (name, value)
+        for name, value in head.headers
+        if (lower := name.lower()) not in _ANSWER_DROPPED and not lower.startswith(_ANSWER_DROPPED_PREFIXES)
+    )
+    return ResponseHead(head.status, head.reason, head.version, kept)
+
+
+def outcome_of(result: ExchangeResult, lease: Lease, cut: _Cut) -> Outcome:
+    """The outcome record's values for one exchange."""
+    return Outcome(
+        status=result.status or 0 if result.head_sent else 0,
+        upstream_status=result.status or 0,
+        bytes_up=result.bytes_up,
+        bytes_down=result.bytes_down,
+        completed=result.completed,
+        error=cut.reason or result.error or "",
+        address=lease.address,
+        tls=lease.tls_version or "",
+    )
