@@ -1,4 +1,4 @@
-"""The HTTP/1.1 engine: one connection towards a client (`ServerConnection`), one towards an origin (`ClientConnection`).
+"""The HTTP/1.1 engine: a connection towards a client (`ServerConnection`), one towards an origin (`ClientConnection`).
 
 Map: the two connections; `MessageBody` (how a body is read); `_Inbox` (how a head is cut out of the stream);
 `_second_request`, `_second_response` (llhttp's opinion).
@@ -193,7 +193,7 @@ class ServerConnection:
         )
 
     async def send_data(self, data: bytes) -> None:
-        """Send body bytes (ignored for HEAD). Raises ValueError past the announced length (and aborts), StreamBroken."""
+        """Send body bytes (ignored for HEAD). Past the announced length: aborts and raises ValueError."""
         if not data:
             return
         match self._out:
@@ -361,6 +361,11 @@ class ClientConnection:
             and self._final.status != 101
             and keeps_alive(self._final)
         )
+
+    @property
+    def has_leftover(self) -> bool:
+        """Bytes beyond the current answer were received."""
+        return bool(self._inbox.pending)
 
     def is_quiet(self) -> bool:
         """Nothing arrived while idle (no byte, no end, no error): ask before taking it from a pool."""
@@ -681,9 +686,11 @@ class _Inbox:
         try:
             while True:
                 opening(bytes(buffer[:16]))
-                for at in range(seen, len(buffer)):
-                    if buffer[at] == 0x0A and (at == 0 or buffer[at - 1] != 0x0D):
+                at = buffer.find(b"\n", seen)
+                while at >= 0:
+                    if at == 0 or buffer[at - 1] != 0x0D:
                         raise HeadRefused(_reason_of(large), "a bare line feed in a head")
+                    at = buffer.find(b"\n", at + 1)
                 if not line_checked:
                     line_end = buffer.find(b"\r\n", max(seen - 1, 0))
                     if line_end >= 0:

@@ -10,6 +10,7 @@ raises; nothing is decrypted ahead of its reader, so back-pressure is the inner 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Callable
 from typing import Any
@@ -283,10 +284,8 @@ class TlsStream:
             except StreamBroken:
                 return
         self._eof_sent = True
-        try:
+        with contextlib.suppress(ssl.SSLError):  # "want read": the peer's own close_notify need not have come
             self._tls.unwrap()
-        except ssl.SSLError:
-            pass  # "want read": the peer's own close_notify has not come yet, nor need it
         self._push()
 
     def abort(self) -> None:

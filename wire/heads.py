@@ -428,6 +428,24 @@ def strip_never_forwarded(headers: Headers) -> Headers:
     return tuple(kept)
 
 
+NEVER_RETURNED = frozenset({"alt-svc", "refresh", "public-key-pins"})
+"""Answer fields aimed at the sandbox's route or at us (B201); also everything `proxy-*` and `exeat-*`."""
+
+
+def strip_answer(headers: Headers, *, interim: bool = False) -> Headers:
+    """Answer `headers` without hop-by-hop fields and those aimed at a proxy or forged in our name (B201).
+
+    In interim answers framing fields mean nothing and stay out as well.
+    """
+    kept = []
+    for name, value in strip_hop_by_hop(headers):
+        known = _COMMON.get(name) or name.lower().decode("latin-1")
+        if known in NEVER_RETURNED or known.startswith(("proxy-", "exeat-")) or (interim and known == "content-length"):
+            continue
+        kept.append((name, value))
+    return tuple(kept)
+
+
 # --- values to bytes ---
 
 _WRITTEN_HERE = frozenset({"content-length", "transfer-encoding", "connection", "proxy-connection", "keep-alive"})

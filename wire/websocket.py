@@ -81,7 +81,8 @@ class FrameChecker:
     frame that is not legal; counts are in `frames`, `messages`; `closed` once a close frame ended the direction."""
 
     __slots__ = ("_compressed", "_fragmented", "_frame_bound", "_left", "_masked", "_message", "_message_bound",
-                 "closed", "frames", "messages")  # fmt: skip
+                 "closed", "frames", "messages",
+                 "passed")  # fmt: skip
 
     def __init__(self, *, masked: bool, compressed: bool, frame_bound: int, message_bound: int) -> None:
         self._masked = masked
@@ -93,6 +94,8 @@ class FrameChecker:
         self._fragmented = False
         self.frames = 0
         self.messages = 0
+        self.passed = 0
+        """Bytes, frame heads included."""
         self.closed = False
 
     @property
@@ -115,6 +118,7 @@ class FrameChecker:
             if not taken:
                 break
             at += taken
+        self.passed += at
         return at
 
     def _frame(self, data: bytes, at: int) -> int:
