@@ -8,6 +8,7 @@ from dataclasses import replace
 from ipaddress import ip_address, ip_network
 
 import pytest
+import uvloop
 
 from net.addresses import AddressTable
 from net.contexts import ClientContexts
@@ -292,3 +293,18 @@ async def exchange(connected: Connected) -> None:
         answer += piece
     assert answer.startswith(b"HTTP/1.1 200 ")
     await stream.close()
+
+
+def test_the_dialer_works_on_uvloop_too() -> None:
+    """The same dial, verified and refused, on the loop that workers run on."""
+
+    async def both(origin: Origin) -> None:
+        dial = dialer(StaticResolver({"api.test": ["127.0.0.1"]}))
+        await exchange(await dial.dial(target(origin)))
+        assert (await refused(dial, target(origin, trust=TrustKey()))).reason == "upstream-certificate"
+        closed = replace(target(origin), destination=Destination("https", Host.parse("api.test"), 1))
+        assert (await refused(dial, closed)).reason == "upstream-unreachable"
+
+    with Origin("api.test").run_in_thread() as origin:
+        uvloop.run(both(origin))
+        assert [request.target for request in origin.received] == ["/"]
