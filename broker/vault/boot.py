@@ -71,8 +71,10 @@ class Boot:
     default_ttl: int = 3600
     max_ttl: int = 7 * 24 * 3600
     acknowledge_within: float = 2.0
-    ready_fd: int | None = None
-    """Written `ready\\n` once the admin API serves, then closed; on refusal one JSON line with the error."""
+    report_fd: int | None = None
+    """A pipe to the supervisor, one JSON object per line: first {"ready": true} once the admin API serves, or
+    {"error", "detail", "remedy"} and the end; later {"lost": name} for a process that must be killed because it did
+    not acknowledge a change (RULINGS 9.5)."""
 
 
 def check_boot(boot: Boot) -> None:

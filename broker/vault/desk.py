@@ -1,0 +1,343 @@
+"""`Desk`: what an administrator can have done: sandboxes, policy, secrets. The admin API is a thin layer over it.
+
+Order of every change (RULINGS 9.1, 9.5): durable in the state, recorded durably in the log, in force here, pushed to
+executors, then workers, acknowledged; and for a tightening: everything that it ends reported closed. A process that
+does not acknowledge within the bound is given up: its stream is closed, so it denies and cuts by itself, and it is
+named in the answer and to the supervisor, to be killed.
+
+One change at a time (`_turn`), so that generations reach every process in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+from audit.events import Event
+from audit.journal import Journal
+from broker.errors import BrokerError
+from broker.sources.registry import expand
+from broker.vault.clock import Clock
+from broker.vault.fleet import Fleet
+from broker.vault.leaves import LeafOffice
+from broker.vault.ledger import Ledger
+from broker.vault.policies import ActivePolicy, PolicyRejected, Rejection, load_policy
+from broker.vault.records import Fields, who
+from broker.vault.sandboxes import Created, Request, SandboxTable
+from broker.vault.snapshot import render_snapshot
+from broker.vault.store import SecretInfo, SecretStore, StoreError
+from net.process import complain
+from state.errors import StateError
+from state.records import Removed, SandboxRecord
+from state.store import StateStore
+from wire.control import CutKind, Snapshot
+
+OWN_SECRETS = "exeat/"
+"""Names below this are ours (the certificate authority): not listed, not added, not a source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the desk needs from the boot document."""
+
+    policy_path: Path
+    credentials_path: Path | None
+    listener_ports: tuple[int, ...]
+    self_addresses: tuple[str, ...]
+    internal_ranges: tuple[str, ...]
+    acknowledge_within: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What ending a sandbox did."""
+
+    sandbox: str
+    ended_at: float
+    deleted: tuple[str, ...]
+    remains: tuple[str, ...]
+    unacknowledged: tuple[str, ...]
+
+
+class Desk:
+    """One per vault. Methods raise BrokerError (refusals of an administrator's wish) or AuditUnavailable."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        state: StateStore,
+        store: SecretStore,
+        table: SandboxTable,
+        ledger: Ledger,
+        leaves: LeafOffice,
+        fleet: Fleet,
+        journal: Journal,
+        clock: Clock,
+        thread: Executor,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """`thread` runs everything that touches the database or the store, one thing at a time."""
+        self._settings = settings
+        self._state = state
+        self._store = store
+        self._table = table
+        self._ledger = ledger
+        self._leaves = leaves
+        self._fleet = fleet
+        self._journal = journal
+        self._clock = clock
+        self._thread = thread
+        self._on_lost = on_lost
+        self._turn = asyncio.Lock()
+        self._policy: ActivePolicy | None = None
+        self.rejection: Rejection | None = None
+        self.generation = 0
+        self.snapshot: Snapshot | None = None
+
+    def active(self) -> ActivePolicy | None:
+        return self._policy
+
+    # policy
+
+    async def load_first(self) -> ActivePolicy:
+        """At start: there is no last good policy, so PolicyRejected stops the vault."""
+        active = await self._blocking(self._load)
+        await self._journal.append(Event("policy.loaded", self._policy_fields(active)), durable=True)
+        self._policy = active
+        return active
+
+    async def reload(self, actor: str) -> tuple[ActivePolicy, bool, tuple[str, ...]]:
+        """Read the files again. Returns (active, changed, unacknowledged). Raises PolicyRejected: nothing changed."""
+        async with self._turn:
+            try:
+                fresh = await self._blocking(self._load)
+            except PolicyRejected as error:
+                self.rejection = Rejection(
+                    code=error.code,
+                    detail=error.detail,
+                    remedy=error.remedy,
+                    problems=error.problems,
+                    at=self._clock.wall(),
+                )
+                fields: Fields = {"actor": actor, "reason": error.code, "problems": len(error.problems)}
+                if self._policy is not None:
+                    fields["policy"] = self._policy.digest
+                await self._journal.append(Event("policy.rejected", fields), durable=True)
+                raise
+            before = self._policy
+            changed = before is None or before.digest != fresh.digest or before.secrets != fresh.secrets
+            loaded: Fields = {**self._policy_fields(fresh), "actor": actor}
+            if before is not None:
+                loaded["policy_before"] = before.digest
+            await self._journal.append(Event("policy.loaded", loaded), durable=True)
+            self._policy, self.rejection = fresh, None
+            late = await self._publish()
+            if changed:
+                late += await self._cut("policy", "", fresh.digest)
+            return fresh, changed, _names(late)
+
+    def _load(self) -> ActivePolicy:
+        return load_policy(self._settings.policy_path, self._settings.credentials_path, self._clock.wall())
+
+    def _policy_fields(self, active: ActivePolicy) -> Fields:
+        rules = sum(len(role.rules) for role in active.policy.roles.values())
+        return {"policy": active.digest, "rule_count": rules}
+
+    # sandboxes
+
+    async def create(self, request: Request, actor: str) -> tuple[Created, tuple[str, ...]]:
+        """Make a sandbox; returns once every process knows it, with those that did not say so."""
+        async with self._turn:
+            if self._policy is None:
+                raise BrokerError("policy-unavailable", "no policy is in force")
+            created = self._table.make(request, self._policy.policy, self._clock.wall())
+            await self._blocking(lambda: self._state.add_sandbox(created.record))
+            external = self._policy.policy.roles[request.role].boundary_external
+            fields: Fields = {
+                **who(created.record.sandbox),
+                "actor": actor,
+                "policy": self._policy.digest,
+                "ttl_s": request.ttl,
+                "channel": created.record.channel["kind"],
+                "boundary": f"external: {external}" if external else None,
+            }
+            try:
+                await self._journal.append(Event("sandbox.created", fields), durable=True)
+            except BaseException:
+                # Not on record, so it never was: its hashes go again.
+                box = created.record.sandbox
+                await self._blocking(lambda: self._state.end_sandbox(box.tenant, box.id, self._clock.wall()))
+                raise
+            self._table.put(created.record)
+            return created, _names(await self._publish())
+
+    async def end(self, sandbox: str, actor: str, reason: str = "asked") -> Ended:
+        """End it. Returns once everything of it is closed everywhere. Raises BrokerError(`no-such-sandbox`)."""
+        async with self._turn:
+            record = self._table.get(sandbox)
+            if record is None:
+                raise BrokerError("no-such-sandbox", "no live sandbox has this id")
+            return await self._end(record, actor, reason)
+
+    async def end_expired(self) -> tuple[str, ...]:
+        """End every sandbox whose time is over; returns their ids."""
+        async with self._turn:
+            over = self._table.expired(self._clock.wall())
+            for record in over:
+                await self._end(record, "vault", "expired")
+            return tuple(record.sandbox.id for record in over)
+
+    async def _end(self, record: SandboxRecord, actor: str, reason: str) -> Ended:
+        box, now = record.sandbox, self._clock.wall()
+        fault: StateError | None = None
+        removed = Removed(placeholders=0, tickets=0, disarmed=0)
+        try:
+            removed = await self._blocking(lambda: self._state.end_sandbox(box.tenant, box.id, now))
+        except StateError as error:
+            fault = error  # it ends in memory and everywhere all the same; the caller hears of it below
+        self._table.drop(box.tenant, box.id)
+        self._ledger.forget((box.tenant, box.id))
+        self._leaves.forget((box.tenant, box.id))
+        late = await self._publish()
+        late += await self._cut("sandbox", box.tenant, box.id)
+        outcome = "failed" if fault else "unacknowledged" if late else "done"
+        fields: Fields = {**who(box), "actor": actor, "reason": reason, "outcome": outcome}
+        await self._journal.append(Event("sandbox.ended", fields), durable=True)
+        if fault is not None:
+            raise fault
+        return Ended(
+            sandbox=box.id,
+            ended_at=now,
+            deleted=(
+                "token (its hash stays in memory, to be answered sandbox-ended)",
+                f"{removed.placeholders} placeholder(s)",
+                f"{removed.tickets} ticket(s)",
+                "counters, connections, pooled connections, tunnels and cached material",
+            ),
+            remains=(
+                "its row (id, role, owner, times) in the state",
+                "its records in the log, for the log's retention",
+            ),
+            unacknowledged=_names(late),
+        )
+
+    async def history(self) -> tuple[SandboxRecord, ...]:
+        """Every sandbox that the state remembers, ended ones too."""
+        return await self._blocking(lambda: self._state.sandboxes(ended=True))
+
+    # secrets
+
+    def secrets(self) -> tuple[SecretInfo, ...]:
+        return tuple(info for info in self._store.names() if not info.name.startswith(OWN_SECRETS))
+
+    async def add_secret(self, name: str, value: bytes, *, owner: str, scrub: bool, actor: str) -> SecretInfo:
+        async with self._turn:
+            _not_ours(name)
+            info = await self._blocking(
+                lambda: self._store.add(name, value, owner=owner, now=self._clock.wall(), scrub=scrub)
+            )
+            await self._stored("secret.added", info.name, str(info.version), actor)
+            return info
+
+    async def rotate_secret(
+        self, name: str, value: bytes, *, scrub: bool | None, actor: str
+    ) -> tuple[SecretInfo, tuple[str, ...]]:
+        async with self._turn:
+            _not_ours(name)
+            info = await self._blocking(lambda: self._store.rotate(name, value, now=self._clock.wall(), scrub=scrub))
+            late = await self._cut_users(name)
+            await self._stored("secret.rotated", info.name, str(info.version), actor)
+            return info, late
+
+    async def remove_secret(self, name: str, actor: str) -> tuple[str, ...]:
+        async with self._turn:
+            _not_ours(name)
+            await self._blocking(lambda: self._store.remove(name))
+            late = await self._cut_users(name)
+            await self._stored("secret.removed", name, "", actor)
+            return late
+
+    async def _stored(self, event: str, name: str, version: str, actor: str) -> None:
+        generation, digest = self._store.generation, self._store.digest
+        await self._blocking(lambda: self._state.record_store_generation(generation, digest))
+        fields: Fields = {"secret_name": name, "generation": generation, "store_digest": digest, "actor": actor}
+        if version:
+            fields["version"] = version
+        await self._journal.append(Event(event, fields), durable=True)
+
+    async def _cut_users(self, name: str) -> tuple[str, ...]:
+        """Close what runs on credentials that read this secret, for any sandbox."""
+        if self._policy is None:
+            return ()
+        boxes = [record.sandbox for record in self._table.live()]
+        late: tuple[str, ...] = ()
+        for credential, binding in self._policy.secrets.items():
+            references = {binding.reference}
+            for box in boxes:
+                try:
+                    references.add(expand(binding.reference, box))
+                except BrokerError:
+                    continue
+            if f"store:{name}" in references:
+                late += await self._cut("credential", "", credential)
+        return _names(late)
+
+    # pushing
+
+    async def _publish(self) -> tuple[str, ...]:
+        """The next generation, to everybody; those that did not acknowledge are given up."""
+        if self._policy is None:
+            return ()
+        self.generation += 1
+        snapshot = self.snapshot = self._render()
+        late = await self._fleet.push(snapshot, self._settings.acknowledge_within)
+        self._give_up(late)
+        return late
+
+    async def refresh(self) -> None:
+        """A first snapshot after start. Processes that join later are sent `snapshot` as it stands."""
+        async with self._turn:
+            await self._publish()
+
+    async def _cut(self, kind: CutKind, tenant: str, subject: str) -> tuple[str, ...]:
+        late = await self._fleet.cut(kind, tenant, subject, self._settings.acknowledge_within)
+        self._give_up(late)
+        return late
+
+    def _give_up(self, names: tuple[str, ...]) -> None:
+        for member in self._fleet.members():
+            if member.name in names:
+                complain("vault", f"{member.name} did not acknowledge in time; its stream is closed")
+                self._fleet.leave(member)
+                member.close()
+                self._on_lost(member.name)
+
+    def _render(self) -> Snapshot:
+        assert self._policy is not None
+        document = render_snapshot(
+            generation=self.generation,
+            now_floor=self._clock.wall(),
+            policy=self._policy.policy,
+            sandboxes=self._table.live(),
+            ended_tokens=self._table.ended_tokens(),
+            listener_ports=self._settings.listener_ports,
+            addresses=self._settings.self_addresses,
+            internal_ranges=self._settings.internal_ranges,
+        )
+        return Snapshot(generation=self.generation, document=document)
+
+    async def _blocking[T](self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _names(late: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(late))
+
+
+def _not_ours(name: str) -> None:
+    if name.startswith(OWN_SECRETS):
+        raise StoreError("secret-name", f"names below {OWN_SECRETS} are the gateway's own")
