@@ -154,7 +154,7 @@ def _rule(value: Any, operations: Mapping[str, Operation]) -> Rule:
 
 _OPERATION = (
     "effect hosts port scheme methods paths query query_required request_headers body arguments fold "
-    "extra_request_headers native placeholders_inert redirects_declared download websocket"
+    "extra_request_headers native placeholders_inert redirects_declared download websocket request_bytes"
 )
 
 
@@ -190,6 +190,7 @@ def _operation(name: str, value: Any) -> Operation:
         redirects_declared=_flag(whole["redirects_declared"], "redirects_declared"),
         download=_flag(whole["download"], "download"),
         websocket=_flag(whole["websocket"], "websocket"),
+        request_bytes=_optional_natural(whole["request_bytes"], "request_bytes"),
     )
 
 

@@ -71,8 +71,13 @@ WEBSOCKET_HEADERS = frozenset(
 )
 """Pass besides where the permit is for a WebSocket (RFC 6455 section 4.1)."""
 
+READ_UPLOAD = 1 << 20
+"""Bytes that a read may send where neither rule nor operation says otherwise (RULINGS 4.7)."""
+
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}\Z")
 _METHODS_NEVER = frozenset({"TRACE", "TRACK", "CONNECT", "DEBUG", "PRI"})
+ANY_METHOD = ("*",)
+"""Methods of a deny operation that names none."""
 # Rails and friends, OData, Google: keys and headers that turn one method into another after it was judged.
 _OVERRIDE_QUERY = frozenset(
     {"_method", "$httpmethod", "$method", "x-http-method", "x-http-method-override", "x-method-override"}
@@ -182,12 +187,12 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     holding = [candidate.rule for candidate in candidates if candidate.rule.approval is not None]
     if holding:
         groups = sorted({rule.approval for rule in holding if rule.approval is not None})
-        return Held(rule=holding[0].id, operation=lead.op.id, approval=", ".join(groups), arguments=arguments)
+        return Held(rule=holding[0].id, operation=_name(lead.op), approval=", ".join(groups), arguments=arguments)
     return Permit(
         sandbox=sandbox,
         rule=lead.rule.id,
         rules=tuple(sorted({candidate.rule.id for candidate in candidates})),
-        operation=lead.op.id,
+        operation=_name(lead.op),
         effect=_effect(candidates, facts),
         destination=destination,
         credential=None if credential is None else credential.name,
@@ -257,6 +262,7 @@ def _deny_matches(rule: Rule, facts: RequestFacts, sandbox: Sandbox) -> bool:
             query_required=(),
             request_headers={},
             paths=tuple(replace(pattern, encoded_slash=True) for pattern in op.paths),
+            methods=(facts.method,) if op.methods == ANY_METHOD else op.methods,
         )
         for path in _readings(facts.path):
             there = Destination(op.scheme, destination.host, op.port)
@@ -406,7 +412,7 @@ def _merge(
     return (
         Restrictions(
             request_headers=headers,
-            request_bytes=_least(rule.request_bytes for rule in rules),
+            request_bytes=_least(_upload_bound(candidate) for candidate in candidates),
             response_bytes=_least(rule.response_bytes for rule in rules),
             requests=tuple(sorted((rule.id, *rule.requests) for rule in rules if rule.requests is not None)),
             result=ResultSpec(keep=results.pop()) if results else None,
@@ -429,6 +435,15 @@ def _header_allowlist(candidate: _Candidate, *, with_credential: bool, upgrade: 
     return BASE_REQUEST_HEADERS | named | (WEBSOCKET_HEADERS if upgrade else frozenset())
 
 
+def _upload_bound(candidate: _Candidate) -> int | None:
+    """What the rule says, else the operation, else the default of a read; None: only the gateway's own bounds."""
+    if candidate.rule.request_bytes is not None:
+        return candidate.rule.request_bytes
+    if candidate.op.request_bytes is not None:
+        return candidate.op.request_bytes
+    return READ_UPLOAD if candidate.op.effect == "read" else None
+
+
 def _least[Number: (int, float)](values: Iterable[Number | None]) -> Number | None:
     return min((value for value in values if value is not None), default=None)
 
@@ -447,6 +462,11 @@ def _declared_too_large(facts: RequestFacts, restrictions: Restrictions) -> bool
     if isinstance(facts.body, bytes):
         sizes.append(len(facts.body))
     return any(size > restrictions.request_bytes for size in sizes)
+
+
+def _name(op: Operation) -> str:
+    """`github/git.fetch`: without the `#2` that tells an operation's second way of being stated."""
+    return op.id.partition("#")[0]
 
 
 # --- 8: authority that the client brought ---

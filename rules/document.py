@@ -63,6 +63,7 @@ def encode_operation(op: Operation) -> Json:
         "redirects_declared": op.redirects_declared,
         "download": op.download,
         "websocket": op.websocket,
+        "request_bytes": op.request_bytes,
     }
 
 

@@ -1,0 +1,193 @@
+"""What takes two rules or two files to see: contradictions, unenforced credentials, conflicts. All are load errors.
+
+1. A credential goes only where its own file binds it: every host and port of a rule that uses it, over TLS (T24).
+2. Every host that a credential is bound to is covered by a rule that uses it (I17, B100).
+3. One place, one lane: a tunnel allows no other rule for its host and port, and protocols do not mix (RULINGS 3.2).
+4. Two rules that can permit the same request name the same credential and the same result (RULINGS 3.1).
+5. The placeholders of one role use different variables.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+from rules.credentials_file import WrittenCredential
+from rules.names import Destination, Host
+from rules.policy import CredentialDef, HostPattern, Operation, Rule
+from rules.policy_file import WrittenRole, WrittenRule
+from rules.reader import Problems
+
+
+def check_credentials(
+    written: Mapping[str, WrittenCredential],
+    credentials: Mapping[str, CredentialDef],
+    roles: Iterable[WrittenRole],
+    problems: Problems,
+) -> dict[str, CredentialDef]:
+    """Checks 1 and 2. Return the credentials with the catalogue's hosts narrowed to what rules cover."""
+    covered: dict[str, set[tuple[str, int]]] = {name: set() for name in credentials}
+    for role in roles:
+        for entry in role.rules:
+            with problems.collecting():
+                _check_use(entry, credentials, covered)
+    final: dict[str, CredentialDef] = {}
+    for name, credential in credentials.items():
+        source = written[name]
+        bound = credential.authorities or ()
+        if not covered[name]:
+            source.node.warn(f"no rule uses credential {name}")
+        elif source.from_catalogue:
+            bound = tuple(place for place in bound if place in covered[name])
+        else:
+            for host, port in bound:
+                if (host, port) not in covered[name]:
+                    source.node.child("hosts").note(
+                        f"credential {name} is bound to {host}:{port}, but no rule that uses it covers that host"
+                    )
+        final[name] = _narrowed(credential, bound)
+    return final
+
+
+def _narrowed(credential: CredentialDef, bound: tuple[tuple[str, int], ...]) -> CredentialDef:
+    texts = {host for host, _ in bound}
+    return CredentialDef(
+        name=credential.name,
+        kind=credential.kind,
+        slot=credential.slot,
+        hosts=tuple(host for host in credential.hosts if host.text in texts),
+        owner=credential.owner,
+        placeholder=credential.placeholder,
+        scrub=credential.scrub,
+        username=credential.username,
+        authorities=bound,
+    )
+
+
+def _check_use(
+    entry: WrittenRule, credentials: Mapping[str, CredentialDef], covered: Mapping[str, set[tuple[str, int]]]
+) -> None:
+    rule = entry.rule
+    if rule.credential is None:
+        return
+    node = entry.node.child("credential")
+    credential = credentials.get(rule.credential)
+    if credential is None:
+        known = ", ".join(sorted(credentials)) or "none"
+        node.fail(f"{rule.id}: credentials.yaml has no credential {rule.credential}; known: {known}")
+    for op in rule.operations:
+        for pattern in op.hosts:
+            if pattern.kind != "exact":
+                node.fail(f"{rule.id}: a credential is never used under a wildcard ({_shown(pattern)})")
+            if op.scheme == "http":
+                node.fail(f"{rule.id}: a credential is never sent over plain HTTP ({pattern.suffix}:{op.port})")
+            host = Host.parse(f"[{pattern.suffix}]" if ":" in pattern.suffix else pattern.suffix)
+            if not credential.binds(Destination("https", host, op.port)):
+                where = f"{pattern.suffix}:{op.port}"
+                node.fail(f"{rule.id}: credential {credential.name} is not bound to {where} ({op.id})")
+            covered[rule.credential].add((pattern.suffix, op.port))
+
+
+def check_places(role: WrittenRole, problems: Problems) -> None:
+    """Check 3: tunnels against every other allow rule, and protocols against each other."""
+    allowing = [entry for entry in role.rules if entry.rule.action == "allow"]
+    for one, other in itertools.combinations(allowing, 2):
+        tunnel, beside = (one, other) if one.rule.tunnel else (other, one)
+        if tunnel.rule.tunnel:
+            place = next((place for place in _places(beside.rule) if _meets(place, _places(tunnel.rule)[0])), None)
+            if place is not None:
+                with problems.collecting():
+                    tunnel.node.fail(
+                        f"{tunnel.rule.id}: a tunnel allows no other rule for {tunnel.rule.hosts[0].suffix}:"
+                        f"{tunnel.rule.port}, but {beside.rule.id} covers it"
+                    )
+        elif one.rule.protocol != other.rule.protocol:
+            pairs = itertools.product(_places(one.rule), _places(other.rule))
+            if any(_meets(left, right) for left, right in pairs):
+                with problems.collecting():
+                    other.node.fail(f"{one.rule.id} and {other.rule.id} share a host and differ in protocol:")
+
+
+def check_ambiguity(role: WrittenRole, problems: Problems) -> None:
+    """Check 4, where it can be proven; what cannot is `ambiguous-rules` at run time."""
+    allowing = [entry for entry in role.rules if entry.rule.action == "allow" and entry.rule.operations]
+    for one, other in itertools.combinations(allowing, 2):
+        left, right = one.rule, other.rule
+        credentials = left.credential is not None and right.credential is not None
+        results = left.result_keep is not None and right.result_keep is not None
+        differ = (credentials and left.credential != right.credential) or (
+            results and left.result_keep != right.result_keep
+        )
+        if not differ or _bound_apart(left, right):
+            continue
+        shared = next((a for a, b in itertools.product(left.operations, right.operations) if _same_request(a, b)), None)
+        if shared is not None:
+            what = "credential" if credentials and left.credential != right.credential else "result"
+            with problems.collecting():
+                other.node.fail(f"{left.id} and {right.id} both permit {shared.id} with a different {what}")
+
+
+def check_placeholders(role: WrittenRole, credentials: Mapping[str, CredentialDef], problems: Problems) -> None:
+    """Check 5."""
+    seen: dict[str, str] = {}
+    for entry in role.rules:
+        name = entry.rule.credential
+        credential = credentials.get(name) if name is not None else None
+        if credential is None:
+            continue
+        env = credential.placeholder.env
+        if seen.setdefault(env, credential.name) != credential.name:
+            with problems.collecting():
+                entry.node.fail(
+                    f"{entry.rule.id}: credentials {seen[env]} and {credential.name} "
+                    f"both put their placeholder in {env}"
+                )
+
+
+# --- overlaps ---
+
+
+def _places(rule: Rule) -> Sequence[tuple[HostPattern, int | None]]:
+    if rule.operations:
+        return [(pattern, op.port) for op in rule.operations for pattern in op.hosts]
+    return [(pattern, rule.port) for pattern in rule.hosts]
+
+
+def _meets(left: tuple[HostPattern, int | None], right: tuple[HostPattern, int | None]) -> bool:
+    (one, port), (other, other_port) = left, right
+    return (port is None or other_port is None or port == other_port) and _hosts_meet(one, other)
+
+
+def _hosts_meet(one: HostPattern, other: HostPattern) -> bool:
+    """True if some host may match both; wildcards are compared generously (a false alarm is a load error)."""
+    if one.kind == "exact" and other.kind == "exact":
+        return one.suffix == other.suffix
+    if one.kind == "exact" or other.kind == "exact":
+        exact, wild = (one, other) if one.kind == "exact" else (other, one)
+        literal = ":" in exact.suffix or exact.suffix[-1].isdigit()
+        return wild.matches(Host(exact.suffix, literal))
+    if one.kind == "one" and other.kind == "one":
+        return one.suffix == other.suffix
+    return (
+        one.suffix == other.suffix or one.suffix.endswith("." + other.suffix) or other.suffix.endswith("." + one.suffix)
+    )
+
+
+def _bound_apart(left: Rule, right: Rule) -> bool:
+    """True if some argument is bound by both to different patterns: then the rules may well never meet."""
+    return any(name in right.bind and set(left.bind[name]) != set(right.bind[name]) for name in left.bind)
+
+
+def _same_request(one: Operation, other: Operation) -> bool:
+    if one.id == other.id:
+        return True
+    methods = set(one.methods) & set(other.methods)
+    templates = {pattern.template for pattern in one.paths} & {pattern.template for pattern in other.paths}
+    hosts = any(_hosts_meet(left, right) for left, right in itertools.product(one.hosts, other.hosts))
+    same_place = one.port == other.port and one.scheme == other.scheme and hosts
+    same_body = (one.body is None) == (other.body is None) and (one.body is None or one.body == other.body)
+    return bool(same_place and methods and templates and same_body)
+
+
+def _shown(pattern: HostPattern) -> str:
+    return {"exact": "", "one": "*.", "many": "**."}[pattern.kind] + pattern.suffix

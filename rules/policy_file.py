@@ -1,0 +1,519 @@
+"""policy.yaml: what is permitted. Reads one file into roles of `WrittenRule`; names secrets by reference only.
+
+A rule has one of three forms, told by its keys, each with its own table of keys (unknown key = error):
+
+    service: github          operations: [git.fetch]         the catalogue recognises the request
+    host: deploy.example     methods: [POST]  paths: [/x]    a hand-written operation
+    host: opaque.example     tunnel: true     reason: ...    bytes relayed unseen
+
+What can be said wrong within one rule is found here; what takes two rules or two files, in checks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast, get_args
+
+from rules import grammar
+from rules.catalogue import ServiceDef
+from rules.decide import ANY_METHOD
+from rules.matching import InvalidTemplate, check_binding, parse_path
+from rules.names import CredentialRef, RuleId, Scheme
+from rules.operations import json_fields
+from rules.policy import BodySpec, DestinationDef, Effect, HostPattern, Operation, PathPattern, Rule
+from rules.reader import Node, Rejected, shown
+from rules.result_paths import InvalidKeep, check_keep
+
+DEFAULT_BODY = 256 << 10
+MAX_BODY = 16 << 20
+DEFAULT_TUNNEL_BYTES = 1 << 30
+DEFAULT_TUNNEL_SECONDS = 3600
+
+_EFFECTS = get_args(Effect)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenRule:
+    """A rule and the node it came from, for complaints."""
+
+    rule: Rule
+    node: Node
+
+
+@dataclass(slots=True, kw_only=True)
+class WrittenRole:
+    name: str
+    node: Node
+    rules: list[WrittenRule] = field(default_factory=list)
+    include: list[Node] = field(default_factory=list)
+    message: str = ""
+    boundary: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a rule may refer to."""
+
+    services: Mapping[str, ServiceDef]
+    destinations: Mapping[str, DestinationDef]
+
+
+def read_role(name: str, node: Node, around: Surroundings) -> WrittenRole:
+    """Return the role; rules that cannot be read are noted and left out (the whole policy is refused anyway)."""
+    fields = node.fields("", "allow deny include message boundary")
+    role = WrittenRole(name=name, node=node)
+    if not fields.keys() & {"allow", "deny", "include"}:
+        node.note("the role says nothing: write allow: [] to mean that it permits nothing")
+    _read_rules(role, fields, around)
+    if "include" in fields:
+        role.include = fields["include"].items(empty="an empty include: takes over nothing; leave it out")
+    if "message" in fields:
+        role.message = fields["message"].text()
+    if "boundary" in fields:
+        inner = fields["boundary"].fields("external reason")
+        inner["reason"].text()
+        role.boundary = inner["external"].text()
+    return role
+
+
+def read_everyone(node: Node, around: Surroundings) -> WrittenRole:
+    """`everyone: {deny: [...]}`: rules that bind every role. It cannot allow."""
+    role = WrittenRole(name="everyone", node=node)
+    _read_rules(role, node.fields("deny"), around)
+    return role
+
+
+def _read_rules(role: WrittenRole, fields: Mapping[str, Node], around: Surroundings) -> None:
+    for action in ("deny", "allow"):
+        if action not in fields:
+            continue
+        with fields[action].problems.collecting():
+            for node in fields[action].items(empty=None):
+                with node.problems.collecting():
+                    for rule in _rules(role.name, action, node, around):
+                        _add(role, WrittenRule(rule=rule, node=node))
+
+
+def _add(role: WrittenRole, written: WrittenRule) -> None:
+    if any(other.rule.id == written.rule.id for other in role.rules):
+        name = written.rule.id.partition("/")[2]
+        written.node.fail(f"a second rule is called {name}; give one of them a name:")
+    role.rules.append(written)
+
+
+def _rules(role: str, action: str, node: Node, around: Surroundings) -> list[Rule]:
+    keys = set(node.value) if isinstance(node.value, dict) else set()
+    allow = action == "allow"
+    if "service" in keys:
+        return _service_rules(role, allow, node, around)
+    if "host" not in keys:
+        node.fields("", _KEYS_SERVICE + _KEYS_HAND if allow else _KEYS_DENY)
+        node.fail("a rule names a service: or a host:")
+    if allow and "tunnel" in keys:
+        return [_tunnel_rule(role, node)]
+    return [_hand_rule(role, node, around) if allow else _deny_host_rule(role, node, around)]
+
+
+# --- service rules ---
+
+_KEYS_SHARED = " name credential with result limits approval protocol client_auth headers message"
+_KEYS_SERVICE = "service operations" + _KEYS_SHARED
+_KEYS_HAND = " host port scheme methods paths query body effect websocket" + _KEYS_SHARED
+_KEYS_DENY = "name service operations with host port methods paths query message quiet"
+
+
+def _service_rules(role: str, allow: bool, node: Node, around: Surroundings) -> list[Rule]:
+    if allow:
+        fields = node.fields("service operations", _KEYS_SERVICE)
+    else:
+        fields = node.fields("service", "operations with name message quiet")
+    names = _service_names(fields["service"], around.services)
+    written = None if "name" not in fields else grammar.name(fields["name"])
+    if written is not None and len(names) > 1:
+        fields["name"].fail("a rule for several services cannot have one name; write one rule for each")
+    rules: list[Rule] = []
+    chosen = _chosen(fields["operations"], [around.services[name] for name in names]) if "operations" in fields else {}
+    for name in names:
+        service = around.services[name]
+        base = Rule(id=RuleId(f"{role}/{written or name}"), action="allow" if allow else "deny", operations=())
+        if "operations" in fields:
+            selectors, ops = chosen[name]
+            base = replace(base, operations=ops)
+            # A deny sees no bodies, so it can bind only what the head states.
+            arguments = (
+                {argument for selector in selectors for argument in service.arguments(selector)}
+                if allow
+                else {argument for op in ops for argument in op.arguments}
+            )
+            base = _bound(base, fields, arguments, allow=allow)
+        elif "with" in fields:
+            fields["with"].fail("with: binds arguments of operations; name the operations")
+        else:
+            base = replace(base, hosts=_hosts_of(service))
+        rules.append(_shared(base, fields) if allow else _deny_extras(base, fields))
+    return rules
+
+
+def _service_names(node: Node, services: Mapping[str, ServiceDef]) -> list[str]:
+    if isinstance(node.value, str):
+        return [node.word(services)]
+    names = [item.word(services) for item in node.items(empty="an empty list of services permits nothing")]
+    node.texts(empty="")
+    return names
+
+
+def _chosen(node: Node, services: Sequence[ServiceDef]) -> dict[str, tuple[tuple[str, ...], tuple[Operation, ...]]]:
+    """Each word is an effect or the name of an operation; it must choose something in at least one service.
+
+    Return (words, operations) by service name.
+    """
+    words = node.texts(empty="an empty list of operations permits nothing; name operations or effects")
+    for index, word in enumerate(words):
+        if not any(service.select(word) for service in services):
+            known = sorted({name for service in services for name in service.operation_names})
+            node.child(index).fail(
+                f"no operation {shown(word)} here; effects: {', '.join(_EFFECTS)}; operations: {', '.join(known)}"
+            )
+    chosen: dict[str, tuple[tuple[str, ...], tuple[Operation, ...]]] = {}
+    for service in services:
+        ops = {op.id: op for word in words for op in service.select(word)}
+        if not ops:
+            node.fail(f"none of these operations is one of service {service.name}")
+        chosen[service.name] = (tuple(words), tuple(ops.values()))
+    return chosen
+
+
+def _hosts_of(service: ServiceDef) -> tuple[HostPattern, ...]:
+    return tuple(dict.fromkeys(pattern for op in service.operations for pattern in op.hosts))
+
+
+def _arguments_of(op: Operation) -> set[str]:
+    names = set(op.arguments)
+    if op.body is not None and op.body.matcher == "json_fields":
+        names |= _json_arguments(op.body.params, "")
+    return names
+
+
+def _json_arguments(params: Mapping[str, Any], prefix: str) -> set[str]:
+    names: set[str] = set()
+    for key, spec in params.items():
+        path = prefix + key.removesuffix("?")
+        names |= _json_arguments(spec, path + ".") if isinstance(spec, Mapping) else {path}
+    return names
+
+
+# --- hand-written rules ---
+
+
+def _hand_rule(role: str, node: Node, around: Surroundings) -> Rule:
+    fields = node.fields("host methods paths", _KEYS_HAND)
+    if "name" not in fields:
+        node.fail("a hand-written operation needs a name:")
+    name = grammar.name(fields["name"])
+    methods = grammar.methods(fields["methods"])
+    hosts = _host_patterns(fields["host"], allow=True, around=around)
+    port, scheme = _place(fields, hosts, around)
+    paths, references = _paths(fields["paths"])
+    captures = {capture for pattern in paths for capture in pattern.names}
+    body = _body(fields["body"], methods) if "body" in fields else None
+    query, _ = _query(fields.get("query"))
+    op = Operation(
+        id=f"{role}/{name}",
+        effect=_effect(fields.get("effect"), methods),
+        hosts=hosts,
+        port=port,
+        scheme=scheme,
+        methods=methods,
+        paths=paths,
+        query=query,
+        body=body,
+        arguments={capture: "{" + capture + "}" for capture in sorted(captures)},
+        websocket=fields["websocket"].flag() if "websocket" in fields else False,
+    )
+    rule = Rule(id=RuleId(f"{role}/{name}"), action="allow", operations=(op,))
+    arguments = _arguments_of(op)
+    clash = captures & (_json_arguments(body.params, "") if body else set())
+    if clash:
+        fields["body"].fail(f"{', '.join(sorted(clash))}: a path capture and a body field share a name")
+    rule = _bound(rule, fields, arguments, allow=True)
+    for reference in references:
+        rule = replace(rule, bind={**rule.bind, f"sandbox_{reference}": ("${sandbox." + reference + "}",)})
+    rule = _shared(rule, fields)
+    if "approval" in fields and "shows" in fields["approval"].value:
+        for item in fields["approval"].child("shows").items(empty=None):
+            item.word(sorted(arguments))
+    return rule
+
+
+def _host_patterns(node: Node, *, allow: bool, around: Surroundings) -> tuple[HostPattern, ...]:
+    nodes = [node] if isinstance(node.value, str) else node.items(empty="an empty list of hosts names nothing")
+    patterns = tuple(grammar.host_pattern(item, allow=allow) for item in nodes)
+    if len(set(patterns)) != len(patterns):
+        node.fail("a host is listed twice")
+    for item, pattern in zip(nodes, patterns, strict=True):
+        literal = pattern.kind == "exact" and (":" in pattern.suffix or pattern.suffix[-1].isdigit())
+        if allow and literal and pattern.suffix not in around.destinations:
+            item.fail("an address is reached only with an entry in destinations:")
+        if not allow and pattern.kind == "one":
+            item.warn(
+                f"*.{pattern.suffix} denies one label only, a.b.{pattern.suffix} passes; "
+                f'to deny all of them write "**.{pattern.suffix}"'
+            )
+    return patterns
+
+
+def _place(fields: Mapping[str, Node], hosts: Sequence[HostPattern], around: Surroundings) -> tuple[int, Scheme]:
+    """Port and scheme: as written, else the destination's, else 443 over TLS (80 with `scheme: http`)."""
+    entries = {around.destinations.get(pattern.suffix) if pattern.kind == "exact" else None for pattern in hosts}
+    defaults = {(entry.port, entry.scheme) if entry else (None, "https") for entry in entries}
+    if len(defaults) > 1 and not {"port", "scheme"} <= fields.keys():
+        fields["host"].fail("these hosts have different ports or schemes in destinations:; write one rule for each")
+    entry_port, entry_scheme = next(iter(defaults))
+    scheme = cast("Scheme", fields["scheme"].word(("https", "http")) if "scheme" in fields else entry_scheme)
+    if "port" in fields:
+        return fields["port"].natural(1, 65535), scheme
+    if entry_port is not None and scheme == entry_scheme:
+        return entry_port, scheme
+    return (443 if scheme == "https" else 80), scheme
+
+
+def _paths(node: Node) -> tuple[tuple[PathPattern, ...], tuple[str, ...]]:
+    """Return the patterns and the attributes that every one of them substitutes as a whole segment."""
+    node.texts(empty="an empty list of paths permits nothing; name the paths")
+    patterns: list[PathPattern] = []
+    references: set[tuple[str, ...]] = set()
+    for item in node.items(empty=None):
+        text = item.text()
+        named = grammar.sandbox_references(item, text)
+        references.add(tuple(sorted(named)))
+        for segment in text.split("/"):
+            if "${" in segment and not grammar.SANDBOX_REFERENCE.fullmatch(segment):
+                item.fail("${sandbox.x} stands for one whole path segment")
+        try:
+            pattern = parse_path(grammar.SANDBOX_REFERENCE.sub(lambda match: "{sandbox_" + match[1] + "}", text))
+        except InvalidTemplate as error:
+            item.fail(f"{shown(text)}: {error}")
+        mine = {f"sandbox_{name}" for name in named}
+        if any(name.startswith("sandbox_") and name not in mine for name in pattern.names):
+            item.fail("capture names that start with sandbox_ are ours")
+        patterns.append(pattern)
+    if len(references) > 1:
+        node.fail("every path of a rule substitutes the same ${sandbox.x}, or none does; write two rules")
+    return tuple(patterns), next(iter(references))
+
+
+def _effect(node: Node | None, methods: Sequence[str]) -> Effect:
+    if node is not None:
+        return cast("Effect", node.word(_EFFECTS))
+    return "read" if set(methods) <= {"GET", "HEAD"} else "write"
+
+
+def _query(node: Node | None) -> tuple[Mapping[str, tuple[str, ...] | None] | None, tuple[str, ...]]:
+    """Return (allowed keys, their names). `any` lifts the check; without `query:` no key is allowed."""
+    if node is None:
+        return {}, ()
+    if node.value == "any":
+        return None, ()
+    found: dict[str, tuple[str, ...] | None] = {}
+    for key, item in node.entries():
+        if item.value == "any":
+            found[key] = None
+            continue
+        values = []
+        for value in item.items(empty="an empty list permits no value; list values or write any"):
+            number = type(value.value) is int
+            values.append(str(value.value) if number else value.text())
+        found[key] = tuple(values)
+    return found, tuple(found)
+
+
+def _body(node: Node, methods: Sequence[str]) -> BodySpec:
+    fields = node.fields("json", "max")
+    if set(methods) & {"GET", "HEAD"}:
+        node.fail("a GET has no body that could be judged", on_key=True)
+    params = fields["json"].value
+    try:
+        json_fields.check(params)
+    except ValueError as error:
+        fields["json"].fail(str(error))
+    bound = grammar.size(fields["max"]) if "max" in fields else DEFAULT_BODY
+    if bound > MAX_BODY:
+        fields["max"].fail("a judged body is at most 16MiB")
+    return BodySpec(matcher="json_fields", bound=bound, params=params)
+
+
+# --- what every allow rule may say ---
+
+
+def _bound(rule: Rule, fields: Mapping[str, Node], arguments: set[str], *, allow: bool) -> Rule:
+    """`with:` binds arguments; those that some operation of the rule lacks never let that operation match."""
+    if "with" not in fields:
+        return rule
+    bind: dict[str, tuple[str, ...]] = {}
+    entries = fields["with"].entries()
+    if not entries:
+        fields["with"].fail("an empty with: binds nothing; leave it out")
+    for key, node in entries:
+        if key not in arguments:
+            node.note(
+                f"no operation of this rule has an argument {shown(key)}; known: {_listed(arguments)}", on_key=True
+            )
+            continue
+        items = [node] if not isinstance(node.value, list) else node.items(empty="an empty list permits no value")
+        patterns: list[str] = []
+        for item in items:
+            text = item.text()
+            if not allow and "${" in text:
+                item.fail("a deny rule does not depend on the sandbox: an attribute that is missing would lift it")
+            grammar.sandbox_references(item, text)
+            try:
+                check_binding(text)
+            except InvalidTemplate as error:
+                item.fail(str(error))
+            patterns.append(text)
+        bind[key] = tuple(patterns)
+    return replace(rule, bind=bind)
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _shared(rule: Rule, fields: Mapping[str, Node]) -> Rule:
+    if "credential" in fields:
+        rule = replace(rule, credential=CredentialRef(fields["credential"].text()))
+    if "message" in fields:
+        rule = replace(rule, message=fields["message"].text())
+    if "protocol" in fields:
+        fields["protocol"].word(("h2",))
+        rule = replace(rule, protocol="h2")
+    if "client_auth" in fields:
+        fields["client_auth"].word(("pass",))
+        if rule.credential is not None:
+            fields["client_auth"].fail("client_auth: pass is impossible on a rule with a credential", on_key=True)
+        fields["client_auth"].warn("client_auth: pass opens a channel to whatever accounts the sandbox has keys for")
+        rule = replace(rule, client_auth=True)
+    if "headers" in fields:
+        items = fields["headers"].items(empty="an empty list of headers adds nothing; leave it out")
+        rule = replace(rule, headers=tuple(grammar.header(item) for item in items))
+    if "limits" in fields:
+        rule = _limits(rule, fields["limits"])
+    if "result" in fields:
+        rule = replace(rule, result_keep=_keep(fields["result"]))
+    if "approval" in fields:
+        rule = replace(rule, approval=_approval(fields["approval"]))
+    return rule
+
+
+def _limits(rule: Rule, node: Node) -> Rule:
+    fields = node.fields("", "requests response upload")
+    if not fields:
+        node.fail("an empty limits: limits nothing; leave it out")
+    return replace(
+        rule,
+        requests=grammar.rate(fields["requests"]) if "requests" in fields else None,
+        response_bytes=grammar.size(fields["response"]) if "response" in fields else None,
+        request_bytes=grammar.size(fields["upload"]) if "upload" in fields else None,
+    )
+
+
+def _keep(node: Node) -> tuple[str, ...]:
+    keep = node.fields("keep")["keep"]
+    paths = keep.texts(empty="an empty list keeps nothing; name the fields")
+    for index, path in enumerate(paths):
+        try:
+            check_keep(path)
+        except InvalidKeep as error:
+            keep.child(index).fail(f"{shown(path)}: {error}")
+    return tuple(paths)
+
+
+def _approval(node: Node) -> str:
+    fields = node.fields("from", "of wait answer_by valid uses shows")
+    if "of" in fields:
+        fields["of"].natural(1, 20)
+    if "uses" in fields:
+        fields["uses"].natural(1, 1000)
+    for key in ("wait", "answer_by", "valid"):
+        if key in fields:
+            grammar.duration(fields[key])
+    if "shows" in fields:
+        fields["shows"].texts(empty="an empty shows: shows nothing; leave it out")
+    return grammar.name(fields["from"])
+
+
+# --- tunnels and denials ---
+
+
+def _tunnel_rule(role: str, node: Node) -> Rule:
+    if "credential" in node.value:
+        node.child("credential").fail("a credential cannot be put into a tunnel: nothing in it is seen", on_key=True)
+    fields = node.fields("host tunnel reason", "name port limits message")
+    if not fields["tunnel"].flag():
+        fields["tunnel"].fail("tunnel: true, or leave it out")
+    if "*" in str(fields["host"].value):
+        fields["host"].fail("a tunnel needs one exact host")
+    host = grammar.exact_host(fields["host"])
+    limits = fields["limits"].fields("", "bytes time") if "limits" in fields else {}
+    name = grammar.name(fields["name"]) if "name" in fields else host.text
+    return Rule(
+        id=RuleId(f"{role}/{name}"),
+        action="allow",
+        operations=(),
+        hosts=(HostPattern(kind="exact", suffix=host.text),),
+        port=fields["port"].natural(1, 65535) if "port" in fields else 443,
+        tunnel=True,
+        tunnel_reason=fields["reason"].text(),
+        max_bytes=grammar.size(limits["bytes"]) if "bytes" in limits else DEFAULT_TUNNEL_BYTES,
+        max_seconds=grammar.duration(limits["time"]) if "time" in limits else DEFAULT_TUNNEL_SECONDS,
+        message=fields["message"].text() if "message" in fields else "",
+    )
+
+
+def _deny_host_rule(role: str, node: Node, around: Surroundings) -> Rule:
+    if isinstance(node.value, dict) and "body" in node.value:
+        node.child("body").fail("a deny rule does not look into bodies: what cannot be read would slip past it")
+    fields = node.fields("host", "name port methods paths query message quiet")
+    hosts = _host_patterns(fields["host"], allow=False, around=around)
+    port = fields["port"].natural(1, 65535) if "port" in fields else None
+    name = grammar.name(fields["name"]) if "name" in fields else _default_name(hosts)
+    rule = Rule(id=RuleId(f"{role}/{name}"), action="deny", operations=(), hosts=hosts, port=port)
+    if fields.keys() & {"methods", "paths", "query"}:
+        paths, references = _paths(fields["paths"]) if "paths" in fields else (_EVERY_PATH, ())
+        if references:
+            fields["paths"].fail(
+                "a deny rule does not depend on the sandbox: an attribute that is missing would lift it"
+            )
+        query, required = _query(fields.get("query"))
+        op = Operation(
+            id=f"{role}/{name}",
+            effect="write",
+            hosts=hosts,
+            port=port or 443,
+            scheme="https",
+            methods=grammar.methods(fields["methods"]) if "methods" in fields else ANY_METHOD,
+            paths=paths,
+            query=query,
+            query_required=required,
+        )
+        rule = replace(rule, operations=(op,), hosts=())
+    return _deny_extras(rule, fields)
+
+
+_EVERY_PATH = (parse_path("/"), parse_path("/**"))
+
+
+def _default_name(hosts: Sequence[HostPattern]) -> str:
+    return "+".join({"exact": "", "one": "*.", "many": "**."}[pattern.kind] + pattern.suffix for pattern in hosts)
+
+
+def _deny_extras(rule: Rule, fields: Mapping[str, Node]) -> Rule:
+    return replace(
+        rule,
+        message=fields["message"].text() if "message" in fields else "",
+        quiet=fields["quiet"].flag() if "quiet" in fields else False,
+    )
+
+
+__all__ = ["Rejected", "Surroundings", "WrittenRole", "WrittenRule", "read_everyone", "read_role"]
