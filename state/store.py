@@ -36,6 +36,16 @@ class StateStore:
         )
         event.listen(self._engine, "connect", _on_connect)
         event.listen(self._engine, "begin", _on_begin)
+        try:
+            self._prepare()
+        except StateError:
+            self._engine.dispose()
+            raise
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _prepare(self) -> None:
         with self._write() as connection:
             schema.metadata.create_all(connection)
             version = _meta(connection, "schema")
@@ -43,9 +53,6 @@ class StateStore:
                 _set_meta(connection, "schema", str(schema.SCHEMA_VERSION))
             elif version != str(schema.SCHEMA_VERSION):
                 raise StateError("state-newer", "the database was written by another version")
-
-    def close(self) -> None:
-        self._engine.dispose()
 
     # sandboxes
 

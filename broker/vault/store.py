@@ -5,7 +5,8 @@ Format 1 (JSON, one object; a change of meaning takes a new number, and unknown 
  generation  counts changes; inside `seal`
  salt        16 bytes for argon2id, whether or not a passphrase is used
  seal        AES-256-GCM of the empty string under the key; its associated data is the SHA-256 of all the rest: it
-             proves the key, the generation and the set of records (no record can be dropped, added or put back)
+             proves the generation and the set of records (no record can be dropped, added or put back)
+ check       AES-256-GCM of the empty string under the key, bound to the salt: tells a wrong key from damage
  records     name -> {owner, version, created_at, scrub, wrapped, body}
              wrapped: a fresh data key per record, under the key; body: the value, under the data key.
              Both are bound to (name, owner, version, scrub) as associated data, so that a swapped record fails.
@@ -36,6 +37,7 @@ from broker.vault.secret import Secret, check_value
 
 FORMAT = 1
 MAX_STORE_BYTES = 64 * 1024 * 1024
+_KEY_CHECK = b"exeat store key 1\x00"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(?:/[a-z0-9][a-z0-9._-]*)*\Z")
 
 KeySource = Callable[[bytes], bytes]
@@ -86,9 +88,9 @@ class SecretStore:
         check_private_directory(path.parent)
         if os.path.lexists(path):
             raw = read_private(path, "store-missing", "store-modes", limit=MAX_STORE_BYTES)
-            self._salt, self.generation, seal, self._records = _parse(raw)
+            self._salt, self.generation, check, seal, self._records = _parse(raw)
             self._key = key(self._salt)
-            self._verify(seal)
+            self._verify(check, seal)
             self.digest = hashlib.sha256(raw).hexdigest()
         else:
             self._salt = random(16)
@@ -167,41 +169,29 @@ class SecretStore:
         data_key = _open(self._key, record.wrapped, record.bound, record.name)
         return _open(data_key, record.body, record.bound, record.name)
 
-    def _verify(self, seal: bytes) -> None:
-        # The records first: where one of them is bad, its name is worth more than "the seal does not fit".
-        bad = None
+    def _verify(self, check: bytes, seal: bytes) -> None:
+        try:
+            _open(self._key, check, _KEY_CHECK + self._salt, "")
+        except StoreError:
+            raise StoreError(
+                "store-wrong-key", "the store does not open with this key", "give the key it was made with"
+            ) from None
+        # The records before the seal: where one of them is bad, its name is worth more than "the seal does not fit".
         for name, record in sorted(self._records.items()):
             try:
                 self._decrypt(record)
             except StoreError:
-                bad = bad or name
-        good_seal = True
+                raise StoreError("record-corrupt", name, "restore the store from a backup of this generation") from None
         try:
             _open(self._key, seal, _rest(self._salt, self.generation, self._records), "")
         except StoreError:
-            good_seal = False
-        if bad is not None and not good_seal and self._none_readable():
-            raise StoreError("store-wrong-key", "no record of the store opens with this key", "give the right key")
-        if bad is not None:
-            raise StoreError("record-corrupt", bad, "restore the store from a backup of this generation")
-        if not good_seal and not self._records:
-            raise StoreError("store-wrong-key", "the store does not open with this key", "give the right key")
-        if not good_seal:
-            raise StoreError("store-corrupt", "the set of records is not the one that was sealed")
-
-    def _none_readable(self) -> bool:
-        for record in self._records.values():
-            try:
-                _open(self._key, record.wrapped, record.bound, record.name)
-            except StoreError:
-                continue
-            return False
-        return True
+            raise StoreError("store-corrupt", "the set of records is not the one that was sealed") from None
 
     def _commit(self, records: dict[str, _Record]) -> None:
         generation = self.generation + 1
         seal = _seal(self._key, b"", _rest(self._salt, generation, records), self._random)
-        raw = _render(self._salt, generation, seal, records)
+        check = _seal(self._key, b"", _KEY_CHECK + self._salt, self._random)
+        raw = _render(self._salt, generation, check, seal, records)
         _write_private(self._path, raw)
         self._records = records
         self.generation = generation
@@ -258,12 +248,16 @@ def _rest(salt: bytes, generation: int, records: Mapping[str, _Record]) -> bytes
     return hashlib.sha256(text.encode()).digest()
 
 
-def _render(salt: bytes, generation: int, seal: bytes, records: Mapping[str, _Record]) -> bytes:
-    document = {**_document(salt, generation, records), "seal": base64.b64encode(seal).decode()}
+def _render(salt: bytes, generation: int, check: bytes, seal: bytes, records: Mapping[str, _Record]) -> bytes:
+    document = {
+        **_document(salt, generation, records),
+        "check": base64.b64encode(check).decode(),
+        "seal": base64.b64encode(seal).decode(),
+    }
     return json.dumps(document, sort_keys=True, indent=1).encode() + b"\n"
 
 
-def _parse(raw: bytes) -> tuple[bytes, int, bytes, dict[str, _Record]]:
+def _parse(raw: bytes) -> tuple[bytes, int, bytes, bytes, dict[str, _Record]]:
     try:
         document = json.loads(raw)
         if document["format"] != FORMAT:
@@ -285,6 +279,7 @@ def _parse(raw: bytes) -> tuple[bytes, int, bytes, dict[str, _Record]]:
         return (
             base64.b64decode(document["salt"], validate=True),
             int(document["generation"]),
+            base64.b64decode(document["check"], validate=True),
             base64.b64decode(document["seal"], validate=True),
             records,
         )
