@@ -25,8 +25,13 @@ from net.stream import NetError
 from net.trust import TrustKey, TrustUnusable, system_bundle
 from rules.names import Host
 
-ChainSource = Callable[[Host], Awaitable[str]]
-"""Asks the vault for the chain of a host (leaf first, then the node intermediate) for this worker's key, as PEM."""
+Owner = tuple[str, str]
+"""(tenant, sandbox)."""
+ChainSource = Callable[[Host, Owner | None], Awaitable[str]]
+"""Asks the vault for the chain of a host (leaf first, then the node intermediate) for this worker's key, as PEM.
+
+The owner is the sandbox whose connection needs it: the vault counts and records leaves per sandbox.
+"""
 
 MAX_SERVER_CONTEXTS = 1000
 HTTP1_ONLY = ("http/1.1",)
@@ -67,19 +72,25 @@ class ServerContexts:
         self._capacity = capacity
         self._seconds = seconds
         self._made: OrderedDict[tuple[Host, tuple[str, ...]], _Made] = OrderedDict()
-        self._being_made: dict[tuple[Host, tuple[str, ...]], asyncio.Future[ssl.SSLContext]] = {}
+        self._being_made: dict[tuple[Owner | None, Host, tuple[str, ...]], asyncio.Future[ssl.SSLContext]] = {}
         self._epoch = 0
 
-    async def get(self, host: Host, alpn: tuple[str, ...] = HTTP1_ONLY) -> ssl.SSLContext:
-        """The context that serves `host` and offers `alpn`. Raises ContextUnavailable."""
-        key = (host, alpn)
-        made = self._made.get(key)
+    async def get(
+        self, host: Host, alpn: tuple[str, ...] = HTTP1_ONLY, *, owner: Owner | None = None
+    ) -> ssl.SSLContext:
+        """The context that serves `host` and offers `alpn`. Raises ContextUnavailable.
+
+        Finished contexts are shared by all sandboxes (a leaf says nothing about who asked first). One being made is
+        shared only within a sandbox, so that a refusal of one sandbox's request is not another's (I19).
+        """
+        made = self._made.get((host, alpn))
         if made is not None and self._now() < made.until:
-            self._made.move_to_end(key)
+            self._made.move_to_end((host, alpn))
             return made.context
+        key = (owner, host, alpn)
         being_made = self._being_made.get(key)
         if being_made is None:
-            being_made = asyncio.ensure_future(self._make(key))
+            being_made = asyncio.ensure_future(self._make(host, alpn, owner))
             self._being_made[key] = being_made
             being_made.add_done_callback(lambda done: self._finished(key, done))
         # Shielded: one waiter that gives up must not take the context from the others.
@@ -93,22 +104,21 @@ class ServerContexts:
     def __len__(self) -> int:
         return len(self._made)
 
-    async def _make(self, key: tuple[Host, tuple[str, ...]]) -> ssl.SSLContext:
-        host, alpn = key
+    async def _make(self, host: Host, alpn: tuple[str, ...], owner: Owner | None) -> ssl.SSLContext:
         epoch = self._epoch
         try:
             async with asyncio.timeout(self._seconds):
-                chain = await self._fetch_chain(host)
+                chain = await self._fetch_chain(host, owner)
                 made = await asyncio.to_thread(_server_context, self._key_pem, chain, alpn)
         except (TimeoutError, OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ContextUnavailable(f"no certificate for the host ({type(error).__name__})") from None
         if epoch == self._epoch:
-            self._made[key] = made
+            self._made[host, alpn] = made
             while len(self._made) > self._capacity:
                 self._made.popitem(last=False)
         return made.context
 
-    def _finished(self, key: tuple[Host, tuple[str, ...]], done: asyncio.Future[ssl.SSLContext]) -> None:
+    def _finished(self, key: tuple[Owner | None, Host, tuple[str, ...]], done: asyncio.Future[ssl.SSLContext]) -> None:
         del self._being_made[key]
         if not done.cancelled():
             done.exception()  # taken: every waiter may have given up

@@ -36,7 +36,7 @@ class Vault:
         self.pause = asyncio.Event()
         self.pause.set()
 
-    async def __call__(self, host: Host) -> str:
+    async def __call__(self, host: Host, owner: tuple[str, str] | None) -> str:
         self.asked.append(host.text)
         await self.pause.wait()
         return AUTHORITY.mint(host, self.key.public_key(), NOW)
@@ -61,7 +61,7 @@ async def test_a_chain_for_another_key_or_none_at_all_is_refused() -> None:
     with pytest.raises(ContextUnavailable):
         await contexts.get(API)
 
-    async def nothing(host: Host) -> str:
+    async def nothing(host: Host, owner: object) -> str:
         return "canary"
 
     contexts = ServerContexts(KEY, nothing, now=lambda: NOW)
@@ -74,7 +74,7 @@ async def test_a_chain_for_another_key_or_none_at_all_is_refused() -> None:
 async def test_a_fault_of_the_source_reaches_every_waiter() -> None:
     """What the vault's link raises is not turned into a context."""
 
-    async def broken(host: Host) -> str:
+    async def broken(host: Host, owner: object) -> str:
         raise RuntimeError("link lost")
 
     contexts = ServerContexts(KEY, broken, now=lambda: NOW)
@@ -94,6 +94,27 @@ async def test_concurrent_waiters_share_one_chain_and_one_context() -> None:
     made = {id(context) for context in await asyncio.gather(*waiting[1:])}
     assert len(made) == 1
     assert vault.asked == ["api.test"]
+
+
+async def test_one_sandboxs_refusal_is_not_anothers() -> None:
+    """While box1's request for a leaf is refused, box2 waiting for the same host is asked for and served by itself."""
+    held = asyncio.Event()
+
+    async def budgeted(host: Host, owner: tuple[str, str] | None) -> str:
+        await held.wait()
+        if owner == ("t", "box1"):
+            raise ContextUnavailable("limit-reached")
+        return AUTHORITY.mint(host, KEY.public_key(), NOW)
+
+    contexts = ServerContexts(KEY, budgeted, now=lambda: NOW)
+    first = asyncio.ensure_future(contexts.get(API, owner=("t", "box1")))
+    second = asyncio.ensure_future(contexts.get(API, owner=("t", "box2")))
+    await asyncio.sleep(0)
+    held.set()
+    with pytest.raises(ContextUnavailable):
+        await first
+    made = await second
+    assert await contexts.get(API, owner=("t", "box1")) is made
 
 
 async def test_contexts_are_bounded_least_recently_used_first_out() -> None:
