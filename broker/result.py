@@ -38,7 +38,6 @@ class _Node:
     fields: dict[str, _Node] = field(default_factory=dict)
     optional: dict[str, bool] = field(default_factory=dict)
     element: _Node | None = None
-    leaf: bool = False
     everything: bool = False
 
 
@@ -97,10 +96,9 @@ def _tree(paths: tuple[str, ...]) -> _Node:
 
 
 def _add(root: _Node, path: str) -> None:
-    everything = path == "**" or path.endswith(".**")
-    rest = path[: -len(".**")] if path.endswith(".**") else "" if path == "**" else path
+    everything = path.endswith(".**")
     node = root
-    for index, step in enumerate(rest.split(".") if rest else ()):
+    for index, step in enumerate(path.removesuffix(".**").split(".")):
         name, lists = step, 0
         while name.endswith("[]"):
             name, lists = name[:-2], lists + 1
@@ -116,9 +114,6 @@ def _add(root: _Node, path: str) -> None:
         for _ in range(lists):
             node.element = node.element or _Node()
             node = node.element
-    if node is root and not everything:
-        raise KeepInvalid("a keep path is names joined by dots, each with an optional ? and []")
-    node.leaf = True
     node.everything = node.everything or everything
 
 

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from typing import Any, Protocol, assert_never
 
 from broker.errors import BrokerError
@@ -48,7 +48,6 @@ from wire.control import (
     decode_from_vault,
     encode,
 )
-from wire.frames import WireError
 
 OPEN_SECONDS = 10.0
 """Longest wait for the vault's word on one hand-off; its own deadline is shorter."""
@@ -122,7 +121,7 @@ class VaultLink:
         self._cuts: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Say hello and follow the vault until the stream ends. Raises StreamBroken or WireError, never returns else."""
+        """Say hello and follow the vault until the stream ends. Raises StreamBroken or WireError; never returns."""
         self._send(Hello(kind="executor", name=self._name))
         try:
             while True:
@@ -262,7 +261,7 @@ def read_snapshot(message: Snapshot) -> ExecutorSnapshot:
         addresses=AddressTable(
             own=frozenset(),
             internal_ranges=tuple(ip_network(text) for text in own.get("internal_ranges", ())),
-            self_addresses=frozenset(ip_address(text) for text in own["addresses"]),
+            self_addresses=tuple(ip_network(text) for text in own["addresses"]),
             listener_ports=frozenset(own["listener_ports"]),
         ),
     )

@@ -1,0 +1,656 @@
+"""One credentialed call, top to bottom. The procedure, tagged in `Executor._call`:
+
+  1 statement    one sealed frame within 5 s, from a worker of this boot, fresh
+  2 snapshot     one policy version and the sandbox as it is known here
+  3 facts        built anew from the statement, as every entry point builds them
+  4 body         where it was judged: read whole, its digest equal to the statement's
+  5 decide       decide_request on our own policy; what the worker said is compared, never used
+  6 open         the vault's last word, after its durable intent; the material of this one call comes with it
+  7 apply        the kind's injection: every known auth slot removed, then ours set
+  8 continue     the worker may send a streamed body
+  9 send         dial or reuse, verified TLS for the name, exchange; redirects are answers, never followed
+ 10 shape        head allowlist, decoded, pruned, scrubbed as it streams
+ 11 outcome      always recorded once 6 said yes; the material is dropped
+
+Before 6 nothing is dialled and no secret is here. Whatever is raised anywhere is a refusal or an aborted answer, and
+an outcome (I09, I21). Refusals up to 5 are recorded here, those of 6 by the vault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final
+
+from audit.events import Event
+from audit.journal import AuditUnavailable, Journal
+from broker.credentials import apply, inject
+from broker.errors import BrokerError
+from broker.handoffside import HandoffSide
+from broker.headers import request_headers
+from broker.scrub import Guarded, Patterns, ScrubError
+from broker.shaping import Shaping
+from broker.vault.clock import Clock
+from broker.vault.records import Fields, attempt, who
+from broker.vault.secret import Secret
+from broker.vaultlink import ExecutorSnapshot, Vault, VaultUnavailable
+from net.dial import DialError, DialTarget
+from net.exchange import ExchangeResult, OutgoingRequest, exchange
+from net.framing import FrameStream
+from net.pool import Lease, Pool, PoolKey
+from net.process import complain
+from net.stream import StreamBroken
+from net.trust import SYSTEM_TRUST, TrustKey
+from rules.decide import decide_request
+from rules.decision import Denied, Held, NeedsBody, Permit
+from rules.facts import BodyAttested, FactsRefused, RequestFacts, Sandbox
+from rules.matching import Matched, attestation, match_operation
+from rules.placeholders import public_prefix
+from rules.policy import CredentialDef, DestinationDef, Policy
+from wire.control import Cut, Done, Echo, Opened, OpenRefused
+from wire.frames import WireError
+from wire.handoff import (
+    AnswerAbort,
+    Continue,
+    FrameType,
+    Refusal,
+    Statement,
+    check_fresh,
+    claimed_worker,
+    facts_of,
+    open_sealed,
+)
+from wire.heads import CHUNKED, NO_BODY, Framing, HeadRefused, Length, ResponseHead
+
+STATEMENT_SECONDS: Final = 5.0
+BODY_SECONDS: Final = 30.0
+"""Longest wait for a judged body: the worker has it already."""
+JUDGED_BYTES: Final = 8 << 20
+"""No operation judges more of a body than this, whatever its bound."""
+THREAD_BODY_BYTES: Final = 256 * 1024
+"""Larger bodies are judged in a thread (RULINGS 3.5)."""
+THREAD_SECRET_BYTES: Final = 1024
+"""Larger scrub sets are compiled in a thread: they cost milliseconds."""
+DECIDE_SECONDS: Final = 5.0
+REUSED_METHODS: Final = frozenset({"GET", "HEAD"})
+"""Only these go over a kept connection: it may be stale, and nothing else may be sent twice (RULINGS 9.7)."""
+
+
+class _Refused(Exception):
+    """Leaves the procedure with a refusal. `recorded`: the vault did that already."""
+
+    def __init__(self, refusal: Refusal, record: Fields | None = None, *, recorded: bool = False) -> None:
+        super().__init__(refusal.reason)
+        self.refusal = refusal
+        self.record: Fields = record or {}
+        self.recorded = recorded
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Call:
+    """One running hand-off: what a cut is matched against."""
+
+    task: asyncio.Task[None]
+    tenant: str = ""
+    sandbox: str = ""
+    credential: str = ""
+    digest: str = ""
+    cut_reason: str = ""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Executor:
+    """Runs hand-offs. One per process."""
+
+    def __init__(self, *, vault: Vault, pool: Pool, journal: Journal, clock: Clock) -> None:
+        self._vault = vault
+        self._pool = pool
+        self._journal = journal
+        self._clock = clock
+        self._calls: set[_Call] = set()
+        self._endings: set[asyncio.Task[None]] = set()
+
+    @property
+    def running(self) -> int:
+        return len(self._calls)
+
+    async def serve(self, frames: FrameStream) -> None:
+        """Run the one hand-off of this socket and close it. Never raises but CancelledError."""
+        task = asyncio.current_task()
+        assert task is not None
+        call = _Call(task=task)
+        self._calls.add(call)
+        try:
+            await self._serve(frames, call)
+        except asyncio.CancelledError:
+            if not call.cut_reason:
+                raise
+        finally:
+            self._calls.discard(call)
+            call.over.set()
+            frames.abort()
+
+    async def cut(self, message: Cut) -> int:
+        """Close every call and kept connection that `message` matches; returns how many, after they are closed."""
+        matching = [call for call in self._calls if _cuts(message, call)]
+        reason = "sandbox-ended" if message.kind == "sandbox" else "policy-changing"
+        for call in matching:
+            call.cut_reason = call.cut_reason or reason
+            call.task.cancel()
+        closed = self._pool.cut(lambda key, address: _cuts_connection(message, key))
+        for call in matching:
+            await call.over.wait()
+        return len(matching) + closed
+
+    async def settle(self) -> None:
+        """Wait until the outcome records of ended calls are written."""
+        while self._endings:
+            await asyncio.wait(set(self._endings))
+
+    async def _serve(self, frames: FrameStream, call: _Call) -> None:
+        last: Refusal | AnswerAbort | None = None
+        side: HandoffSide | None = None
+        try:
+            statement, sealed = await self._statement(frames)  # 1
+            side = HandoffSide(frames, has_body=statement.body.kind != "none", length=_announced(statement))
+            side.start()
+            last = await self._call(side, statement, sealed, call)
+        except _Refused as refused:
+            last = await self._record_refusal(refused)
+        except StreamBroken:
+            last = None  # the worker left before any verdict; nothing was done, nobody is there to be told
+        except asyncio.CancelledError:
+            last = AnswerAbort(reason=call.cut_reason or "shutting-down")
+            raise
+        except Exception as error:
+            complain("executor", "a hand-off failed", error)
+            last = await self._record_refusal(
+                _Refused(Refusal(reason="internal-error"), {"error": type(error).__name__})
+            )
+        finally:
+            if side is None:
+                side = HandoffSide(frames, has_body=False, length=0)
+            if isinstance(last, Refusal) and side.head_sent:
+                last = AnswerAbort(reason=last.reason)
+            closing = asyncio.get_running_loop().create_task(side.close(last))
+            self._keep(closing)
+            await asyncio.shield(closing)
+
+    async def _call(
+        self, side: HandoffSide, statement: Statement, sealed: bytes, call: _Call
+    ) -> Refusal | AnswerAbort | None:
+        """Steps 2 to 11. Returns the last word to the worker, None where the answer ended well."""
+        record: Fields = {"request_id": statement.request_id, "lane": "executor"}
+        snapshot, sandbox = self._known(statement, record)  # 2
+        policy = snapshot.policy
+        call.tenant, call.sandbox, call.digest = sandbox.tenant, sandbox.id, policy.digest
+        facts = _facts(statement, record)  # 3
+        body, attested = await self._judged_body(side, statement, facts, policy, sandbox, record)  # 4
+        if body is not None:
+            facts = facts_of(statement, body)
+        record |= attempt(facts)
+        permit = await self._decide(statement, policy, sandbox, facts, record)  # 5
+        if isinstance(permit, Held):
+            raise await self._held(sealed, attested, record)
+        call.credential = permit.credential or ""
+        opened = await self._open(sealed, attested, permit, policy, record)  # 6
+        started = self._clock.boot()
+        ended = _Ended(error="internal-error")
+        echoes = 0
+        try:
+            ended, echoes = await self._carry_out(side, statement, permit, policy, facts, body, opened)
+        except asyncio.CancelledError:
+            ended = _Ended(error=call.cut_reason or "shutting-down", sent=True)
+            raise
+        finally:
+            duration = int((self._clock.boot() - started) * 1_000_000)  # 11
+            ending = self._outcome(opened, permit, sandbox, ended, echoes, {**record, "duration_us": duration})
+            task = asyncio.get_running_loop().create_task(ending)
+            self._keep(task)
+            await asyncio.shield(task)
+        return ended.last(head_sent=side.head_sent)
+
+    async def _statement(self, frames: FrameStream) -> tuple[Statement, bytes]:
+        """1: the sealed statement, verified and fresh."""
+        frames.stream.read_timeout = STATEMENT_SECONDS
+        try:
+            frame = await frames.receive()
+            frames.stream.read_timeout = None
+            if frame is None:
+                raise StreamBroken("closed", "no statement came")
+            if frame.type != FrameType.STATEMENT:
+                raise WireError("the first frame is not a statement")
+            worker = claimed_worker(frame.payload)
+            key = self._vault.worker_key(worker)
+            if key is None:
+                raise _Refused(Refusal(reason="broker-unavailable"), {"error": "worker-unknown"})
+            statement = open_sealed(frame.payload, key)
+            if statement.worker != worker:
+                raise WireError("the statement names two workers")
+        except WireError:
+            raise _Refused(Refusal(reason="internal-error"), {"error": "statement-forged"}) from None
+        try:
+            check_fresh(statement, self._clock.wall())
+        except WireError:
+            record: Fields = {"request_id": statement.request_id, "error": "statement-stale"}
+            raise _Refused(Refusal(reason="internal-error"), record) from None
+        return statement, frame.payload
+
+    def _known(self, statement: Statement, record: Fields) -> tuple[ExecutorSnapshot, Sandbox]:
+        """2: the snapshot, and the sandbox that the statement names. Its evidence is the vault's to check."""
+        try:
+            snapshot = self._vault.snapshot()
+        except VaultUnavailable:
+            raise _Refused(Refusal(reason="broker-unavailable"), record) from None
+        sandbox = snapshot.sandboxes.get((statement.tenant, statement.sandbox))
+        if sandbox is None or sandbox.epoch != statement.epoch:
+            raise _Refused(Refusal(reason="sandbox-ended"), record)
+        record |= who(sandbox) | {"policy": snapshot.policy.digest}
+        return snapshot, sandbox
+
+    async def _judged_body(
+        self,
+        side: HandoffSide,
+        statement: Statement,
+        facts: RequestFacts,
+        policy: Policy,
+        sandbox: Sandbox,
+        record: Fields,
+    ) -> tuple[bytes | None, BodyAttested | None]:
+        """4: the body where the statement says that it was judged, and what of it we attest to the vault."""
+        if statement.body.kind != "sha256":
+            return None, None
+        if statement.body.length > JUDGED_BYTES:
+            raise _Refused(Refusal(reason="body-not-judged"), record)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await side.read_whole(JUDGED_BYTES)
+        except HeadRefused as error:
+            raise _Refused(Refusal(reason=error.reason), record) from None
+        except TimeoutError:
+            raise _Refused(Refusal(reason="client-timeout"), record) from None
+        digest = sha256(body).digest()
+        if not hmac.compare_digest(digest, statement.body.sha256):
+            raise _Refused(Refusal(reason="body-not-judged"), {**record, "error": "body-differs"})
+        with_body = facts_of(statement, body)
+        found = await _aside(len(body), lambda: _attest(policy, sandbox, with_body), record)
+        return body, BodyAttested(operations=found, sha256=digest)
+
+    async def _decide(
+        self, statement: Statement, policy: Policy, sandbox: Sandbox, facts: RequestFacts, record: Fields
+    ) -> Permit | Held:
+        """5: our own verdict. Where two policies are at work, ours counts and the client may try again (2.4)."""
+        same = statement.policy_digest == policy.digest
+        size = len(facts.body) if isinstance(facts.body, bytes) else 0
+        now = self._clock.wall()
+        decision = await _aside(size, lambda: decide_request(policy, sandbox, facts, now), record)
+        match decision:
+            case Denied():
+                refusal = Refusal(
+                    reason=decision.reason if same else "policy-changing",
+                    rule=decision.rule or "",
+                    remedy=decision.remedy if same else "",
+                    message=decision.message if same else "",
+                )
+                quiet = decision.quiet or None
+                raise _Refused(refusal, {**record, "rule": decision.rule, "quiet": quiet})
+            case Held():
+                return decision
+            case NeedsBody():
+                raise _Refused(Refusal(reason="body-not-judged" if same else "policy-changing"), record)
+            case Permit():
+                pass
+        if facts.upgrade is not None or decision.restrictions.websocket:
+            # Frames of a credentialed WebSocket would have to be scanned both ways (7.5): not built, so refused.
+            raise _Refused(Refusal(reason="websocket-refused", rule=decision.rule), record)
+        said = (statement.rule, statement.operation, statement.credential)
+        if same and said != (decision.rule, decision.operation, decision.credential or ""):
+            raise _Refused(Refusal(reason="policy-changing"), {**record, "error": "verdicts-differ"})
+        return decision
+
+    async def _held(self, sealed: bytes, attested: BodyAttested | None, record: Fields) -> _Refused:
+        """5: an approval is needed. The vault issues the ticket, asked with what it would be asked for a yes."""
+        try:
+            answer = await self._vault.open(sealed, attested)
+        except VaultUnavailable:
+            return _Refused(Refusal(reason="broker-unavailable"), record)
+        if isinstance(answer, OpenRefused):
+            return _Refused(_refusal(answer), recorded=True)
+        self._vault.done(Done(id=answer.id, sent=False))
+        return _Refused(Refusal(reason="policy-changing"), {**record, "error": "verdicts-differ"})
+
+    async def _open(
+        self, sealed: bytes, attested: BodyAttested | None, permit: Permit, policy: Policy, record: Fields
+    ) -> Opened:
+        """6: the vault's yes, for exactly what we judged."""
+        try:
+            answer = await self._vault.open(sealed, attested)
+        except VaultUnavailable:
+            raise _Refused(Refusal(reason="broker-unavailable"), record) from None
+        if isinstance(answer, OpenRefused):
+            raise _Refused(_refusal(answer), recorded=True)
+        ours = (permit.rule, permit.operation, permit.credential or "", policy.digest)
+        if ours != (answer.rule, answer.operation, answer.credential, answer.policy_digest):
+            self._vault.done(Done(id=answer.id, sent=False))
+            raise _Refused(Refusal(reason="policy-changing"), {**record, "error": "verdicts-differ"})
+        return answer
+
+    async def _carry_out(
+        self,
+        side: HandoffSide,
+        statement: Statement,
+        permit: Permit,
+        policy: Policy,
+        facts: RequestFacts,
+        body: bytes | None,
+        opened: Opened,
+    ) -> tuple[_Ended, int]:
+        """7 to 10. Never raises for what peers do. Returns how it ended and the number of masked places."""
+        definition = policy.credentials[permit.credential] if permit.credential is not None else None
+        if definition is not None and not (
+            permit.destination.scheme == "https" and definition.binds(permit.destination)
+        ):
+            return _Ended(error="clear-text-refused"), 0
+        headers, dropped = request_headers(facts.headers, permit.restrictions, credentialed=definition is not None)
+        target = facts.target
+        guarded = [Guarded(value=value, public_prefix=_prefix(policy, value)) for value in opened.scrub]
+        if definition is not None:  # 7
+            try:
+                secret = Secret(opened.secret, name=opened.credential, version=opened.version, scrub=definition.scrub)
+                injection = apply(definition, secret, target, headers)
+            except BrokerError as error:
+                return _Ended(error="credential-unavailable", detail=error.code, dropped=dropped), 0
+            target, headers = inject(target, headers, injection)
+            guarded += _forms(definition, secret, injection.forms)
+        try:
+            patterns = await _patterns(guarded)
+            await side.answer(Continue())  # 8
+            lease = await self._pool.acquire(
+                PoolKey(target=_target(permit, policy.destinations), credential=_credential_key(opened)),
+                fresh=facts.method not in REUSED_METHODS,
+            )
+        except ScrubError as error:
+            return _Ended(error="answer-withheld", detail=str(error), dropped=dropped), 0
+        except DialError as error:
+            return _Ended(error=error.reason, detail=error.detail_for_log, address=error.address, dropped=dropped), 0
+        except StreamBroken:
+            return _Ended(error="client-gone", dropped=dropped), 0
+        transform = Shaping(patterns=patterns, restrictions=permit.restrictions, method=facts.method)
+        shaped = definition is not None or permit.restrictions.result is not None
+        request = OutgoingRequest(
+            method=facts.method,
+            target=target,
+            headers=tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers),
+            framing=_framing(statement),
+            body=body,
+            request_limit=permit.restrictions.request_bytes,
+            response_limit=permit.restrictions.response_bytes,
+            drop_trailers=True,
+        )
+        try:
+            result = await exchange(  # 9, 10
+                side,
+                lease.connection,
+                request,
+                on_response=transform.on_response if shaped else _as_it_is,
+                transform=transform if shaped else None,
+                relay_interim=False,
+            )
+        except BaseException:
+            self._pool.discard(lease)
+            raise
+        self._give_back(lease, result)
+        return _Ended.of(result, lease, dropped=dropped, kept=shaped and transform.kept), transform.hits
+
+    def _give_back(self, lease: Lease, result: ExchangeResult) -> None:
+        if result.completed and not result.error:
+            self._pool.release(lease)
+        else:
+            self._pool.discard(lease)
+
+    async def _outcome(
+        self, opened: Opened, permit: Permit, sandbox: Sandbox, ended: _Ended, echoes: int, record: Fields
+    ) -> None:
+        """11: the outcome, whatever happened, and the end of the material."""
+        self._vault.done(
+            Done(
+                id=opened.id,
+                sent=ended.sent,
+                status=ended.status,
+                bytes_up=ended.bytes_up,
+                bytes_down=ended.bytes_down,
+            )
+        )
+        judged: Fields = {
+            "rule": permit.rule,
+            "rules": permit.rules,
+            "operation": permit.operation,
+            "effect": permit.effect,
+            "arguments": tuple(f"{name}={value}" for name, value in permit.arguments),
+            "credential": permit.credential,
+            "credential_version": opened.version or None,
+            "credential_owner": opened.owner or None,
+        }
+        events = [Event("broker.outcome", {**record, **judged, **ended.fields(), "redacted": echoes or None})]
+        if echoes:
+            self._vault.echoed(Echo(id=opened.id, credential=opened.credential, hits=echoes))
+            events.append(Event("secret.echoed", {**record, **judged, "redacted": echoes}))
+        for event in events:
+            try:
+                await self._journal.append(event)
+            except AuditUnavailable as error:
+                complain("executor", "an outcome could not be recorded", error)
+
+    async def _record_refusal(self, refused: _Refused) -> Refusal:
+        refusal = refused.refusal
+        if not refused.recorded:
+            fields: Fields = {"decision": "deny", **refused.record, "reason": refusal.reason}
+            try:
+                await self._journal.append(Event("broker.refused", fields))
+            except AuditUnavailable:
+                return Refusal(reason="audit-unavailable")
+        return refusal
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """Hold a task that must end although the call that made it may be cancelled."""
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """What came of an opened call."""
+
+    error: str = ""
+    detail: str = ""
+    status: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    completed: bool = False
+    sent: bool = False
+    address: str = ""
+    tls: str = ""
+    kept: bool = False
+    dropped: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, result: ExchangeResult, lease: Lease, *, dropped: tuple[str, ...], kept: bool) -> _Ended:
+        return cls(
+            error=result.error or "",
+            detail=result.detail,
+            status=result.status or 0,
+            bytes_up=result.bytes_up,
+            bytes_down=result.bytes_down,
+            completed=result.completed,
+            sent=True,
+            address=lease.address,
+            tls=lease.tls_version or "",
+            kept=kept,
+            dropped=dropped,
+        )
+
+    def fields(self) -> Fields:
+        return {
+            "error": self.error or None,
+            "upstream_status": self.status or None,
+            "status": self.status if self.completed else None,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "completed": self.completed,
+            "address": self.address or None,
+            "tls": self.tls or None,
+            "kept": self.kept or None,
+            "dropped_headers": self.dropped or None,
+        }
+
+    def last(self, *, head_sent: bool) -> Refusal | AnswerAbort | None:
+        if not self.error:
+            return None
+        return AnswerAbort(reason=self.error) if head_sent else Refusal(reason=self.error)
+
+
+# --- helpers ---
+
+
+async def _aside[T](size: int, work: Callable[[], T], record: Fields) -> T:
+    """Run `work` here, or in a thread with a deadline where a large body is judged."""
+    if size <= THREAD_BODY_BYTES:
+        return work()
+    try:
+        async with asyncio.timeout(DECIDE_SECONDS):
+            return await asyncio.to_thread(work)
+    except TimeoutError:
+        raise _Refused(Refusal(reason="body-not-judged"), {**record, "error": "judged-too-long"}) from None
+
+
+def _facts(statement: Statement, record: Fields) -> RequestFacts:
+    try:
+        return facts_of(statement)
+    except FactsRefused as error:
+        raise _Refused(Refusal(reason=error.reason), record) from None
+    except WireError:
+        raise _Refused(Refusal(reason="internal-error"), {**record, "error": "statement-malformed"}) from None
+
+
+def _attest(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> frozenset[str]:
+    """What the body states, for every operation of the role that lies in a body. The vault parses none (1.1)."""
+    role = policy.roles.get(sandbox.role)
+    found: set[str] = set()
+    for rule in role.rules if role is not None else ():
+        for op in rule.operations:
+            if op.body is None:
+                continue
+            answer = match_operation(op, facts)
+            if isinstance(answer, Matched):
+                # What the head states the vault computes itself; only the body's own arguments are attested.
+                stated = {name: value for name, value in answer.arguments.items() if name not in op.arguments}
+                found.add(attestation(op.id, stated))
+    return frozenset(found)
+
+
+def _announced(statement: Statement) -> int | None:
+    return statement.body.length if statement.body.kind in ("length", "sha256") else None
+
+
+def _framing(statement: Statement) -> Framing:
+    match statement.body.kind:
+        case "none":
+            return NO_BODY
+        case "chunked":
+            return CHUNKED
+        case "length" | "sha256":
+            return Length(statement.body.length) if statement.body.length else NO_BODY
+
+
+def _target(permit: Permit, destinations: Mapping[str, DestinationDef]) -> DialTarget:
+    known = destinations.get(permit.destination.host.text)
+    return DialTarget(
+        tenant=permit.sandbox.tenant,
+        sandbox=permit.sandbox.id,
+        destination=permit.destination,
+        want_tls=permit.destination.scheme == "https",
+        addresses_allowed=known.addresses if known is not None else (),
+        static=known.static if known is not None else (),
+        trust=TrustKey(ca_pem=known.ca_pem) if known is not None and known.ca_pem is not None else SYSTEM_TRUST,
+    )
+
+
+def _credential_key(opened: Opened) -> str | None:
+    return f"{opened.credential}@{opened.version}" if opened.credential else None
+
+
+def _prefix(policy: Policy, value: bytes) -> bytes:
+    """The longest public prefix of a shape in the policy that `value` starts with."""
+    prefixes = [public_prefix(item.placeholder.shape).encode() for item in policy.credentials.values()]
+    return max((prefix for prefix in prefixes if value.startswith(prefix)), key=len, default=b"")
+
+
+def _forms(definition: CredentialDef, secret: Secret, forms: tuple[bytes, ...]) -> list[Guarded]:
+    """What must not come back: the secret, and each form that the kind made which does not hold it in a known coding.
+
+    `user:secret` and its base64 are covered by the secret's own patterns; adding them would make the user name a hit.
+    """
+    if not definition.scrub:
+        return []
+    value = secret.reveal()
+    guarded = [Guarded(value=value, public_prefix=public_prefix(definition.placeholder.shape).encode())]
+    for form in forms:
+        if value not in form and value not in _unbased(form):
+            guarded.append(Guarded(value=form))
+    return guarded
+
+
+def _unbased(form: bytes) -> bytes:
+    try:
+        return base64.b64decode(form, validate=True)
+    except ValueError:
+        return b""
+
+
+async def _patterns(guarded: list[Guarded]) -> Patterns:
+    """Compile the scrub set. Raises ScrubError."""
+    if sum(len(item.value) for item in guarded) <= THREAD_SECRET_BYTES:
+        return Patterns(guarded)
+    return await asyncio.to_thread(Patterns, guarded)
+
+
+def _as_it_is(head: ResponseHead) -> ResponseHead:
+    return head
+
+
+def _refusal(answer: OpenRefused) -> Refusal:
+    return Refusal(
+        reason=answer.reason,
+        rule=answer.rule,
+        remedy=answer.remedy,
+        message=answer.message,
+        ticket=answer.ticket,
+        retry_after=answer.retry_after,
+    )
+
+
+def _cuts(message: Cut, call: _Call) -> bool:
+    match message.kind:
+        case "all":
+            return True
+        case "sandbox":
+            return (call.tenant, call.sandbox) == (message.tenant, message.subject)
+        case "credential":
+            return call.credential == message.subject and message.tenant in ("", call.tenant)
+        case "policy":
+            return call.digest != "" and call.digest != message.subject
+
+
+def _cuts_connection(message: Cut, key: PoolKey) -> bool:
+    match message.kind:
+        case "all" | "policy":
+            return True
+        case "sandbox":
+            return (key.target.tenant, key.target.sandbox) == (message.tenant, message.subject)
+        case "credential":
+            named = (key.credential or "").rpartition("@")[0] == message.subject
+            return named and message.tenant in ("", key.target.tenant)
