@@ -1,0 +1,277 @@
+"""The catalogue: files that say what they mean, and services that do what their tests say."""
+
+import json
+
+import pytest
+
+from rules.catalogue import (
+    AUTH_HEADERS,
+    AUTH_QUERY,
+    EFFECTS,
+    CatalogueError,
+    InvalidBase,
+    ServiceDef,
+    ServiceTest,
+    UnknownService,
+    builtin_services,
+    parse_service,
+    read_builtin,
+    resolve_service,
+)
+from rules.compile import compile_policy
+from rules.document import encode_operation, encode_rule
+from rules.facts import RequestFacts
+from rules.matching import Matched, NoMatch, match_operation
+from rules.names import RuleId
+from rules.operations import EVALUATORS
+from rules.policy import Rule
+from rules.servicetests import check_service_test, run_service_tests
+from rules.yaml12 import YamlError
+
+SERVICES = builtin_services()
+TESTS = [(service, test) for service in SERVICES.values() for test in service.tests]
+
+SMALL = """\
+version: 1
+service: small
+hosts:
+  api: {host: api.small.example, mirror: /v}
+operations:
+  items.read:
+    effect: read
+    why: Items.
+    arguments: {item: "{id}"}
+    requests:
+      - {at: api, methods: [GET], paths: ["/items/{id}"]}
+tests:
+  - {allow: "GET https://api.small.example/items/1", operation: items.read, why: one item}
+  - {deny: "POST https://api.small.example/items/1", why: a write}
+"""
+
+
+def facts(line: str, headers: tuple[tuple[str, str], ...] = ()) -> RequestFacts:
+    method, url = line.split(" ")
+    scheme, _, rest = url.partition("://")
+    return RequestFacts.build(
+        method=method,
+        scheme="https" if scheme == "https" else "http",
+        tunnel=None,
+        target=url,
+        headers=(("host", rest.partition("/")[0]), *headers),
+    )
+
+
+def recognised(service: ServiceDef, line: str, *headers: tuple[str, str]) -> set[str]:
+    made = facts(line, headers)
+    return {op.id.partition("#")[0] for op in service.operations if isinstance(match_operation(op, made), Matched)}
+
+
+@pytest.mark.parametrize(("service", "test"), TESTS, ids=[f"{s.name}-{t.line}-{t.expect}" for s, t in TESTS])
+def test_services_do_what_they_say(service: ServiceDef, test: ServiceTest) -> None:
+    """Expect every line of `tests:` to hold: denied ones by no operation, allowed ones by exactly the named one."""
+    assert check_service_test(service, test) == ""
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_each_service_denies_more_than_it_allows(service: ServiceDef) -> None:
+    """Expect denials first in number, and every operation that is built to be tested."""
+    assert sum(test.expect == "deny" for test in service.tests) >= 8
+    allowed = {test.operation for test in service.tests if test.expect == "allow"}
+    later = {op.id.partition("/")[2].partition("#")[0] for op in service.operations if _later(op)}
+    assert allowed | later == set(service.operation_names)
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND", "get"])
+def test_no_read_of_the_catalogue_takes_another_method(service: ServiceDef, method: str) -> None:
+    """Expect every operation of effect read to be GET alone, the fetch of git apart."""
+    for op in service.select("read"):
+        if op.id.partition("#")[0] != "github/git.fetch" and not _later(op):
+            assert op.methods == ("GET",)
+            assert method not in op.methods
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_operations_are_consistent(service: ServiceDef) -> None:
+    """Expect unique ids, exact hosts, known effects and matchers, and TLS on every one."""
+    ids = [op.id for op in service.operations]
+    assert len(set(ids)) == len(ids)
+    for op in service.operations:
+        assert op.effect in EFFECTS
+        assert all(pattern.kind == "exact" for pattern in op.hosts)
+        assert op.scheme == "https"
+        assert op.body is None or op.body.matcher in EVALUATORS
+        assert op.query is not None or _later(op)
+
+
+def test_the_test_runner_notices_what_is_wrong() -> None:
+    """Expect a sentence for each way in which a test can fail, so that a passing run means something."""
+    text = SMALL.partition("tests:")[0] + (
+        "tests:\n"
+        '  - {allow: "GET https://api.small.example/items/1", operation: items.read, effect: write, why: effect}\n'
+        '  - {allow: "GET https://api.small.example/items/1", operation: items.read, arguments: {item: "2"}, why: a}\n'
+        '  - {allow: "GET https://api.small.example/other", operation: items.read, why: unknown}\n'
+        '  - {allow: "GET https://api.small.example/items/..", operation: items.read, why: target}\n'
+        '  - {deny: "GET https://api.small.example/items/1", why: matches}\n'
+        '  - {deny: "POST https://api.small.example/items/1", near: path, why: near}\n'
+    )
+    assert len(run_service_tests(parse_service(text, "small.yaml"))) == 6
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "sentence"),
+    [
+        ("version: 1", "version: 2", "1:", "version must be 1"),
+        ("service: small", "service: small\nservice: other", "3:1", ""),
+        ("    effect: read", "    effects: read", "7:5", "unknown key"),
+        ("    effect: read", "    effect: peek", "7:13", "one of"),
+        ("    why: Items.\n", "", "7:5", "missing key why"),
+        ("at: api", "at: web", "11:14", "hosts"),
+        ("methods: [GET]", "methods: []", "11:28", "at least one"),
+        ("methods: [GET]", "methods: [get]", "11:28", "one of"),
+        ('"/items/{id}"', '"items/{id}"', "11:43", "slash"),
+        ('"/items/{id}"', '"/items/{id:nothing}"', "11:43", "shape"),
+        ('"{id}"}', '"{owner}/{id}"}', "11:42", "only a part"),
+        ("host: api.small.example", "host: small", "4:15", "single-label"),
+        ("mirror: /v", "mirror: /v/", "4:42", "prefix"),
+        ("operation: items.read, why", "operation: items.write, why", "13:65", "unknown operation"),
+        ("{deny: ", "{denied: ", "14:6", "unknown key"),
+        ('  - {deny: "POST https://api.small.example/items/1", why: a write}\n', "", "13:3", "deny test"),
+        ("methods: [GET],", "methods: [GET], query: {a: []},", "11:46", "at least one"),
+        ("methods: [GET],", "methods: [GET], required: [a],", "11:45", "required"),
+        ("methods: [GET],", "methods: [GET], body: {matcher: nothing, bound: 9},", "11:51", "matcher"),
+        ("methods: [GET],", "methods: [GET], body: {matcher: json_fields, bound: 0},", "11:71", "bound"),
+        (
+            "operations:\n",
+            "credential: {kind: bearer, at: [api], placeholder: {env: X, shape: x}}\noperations:\n",
+            "5:",
+            "shape",
+        ),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_where_it_stands(old: str, new: str, place: str, sentence: str) -> None:
+    """Expect file:line:column and a sentence about the mistake."""
+    assert old in SMALL
+    with pytest.raises(YamlError) as caught:
+        parse_service(SMALL.replace(old, new, 1), "small.yaml")
+    lines = [line for line in str(caught.value).splitlines() if sentence in line]
+    assert any(line.startswith(f"small.yaml:{place}") for line in lines), str(caught.value)
+
+
+def test_all_mistakes_of_a_file_are_told_at_once() -> None:
+    """Expect one problem for each, so that an editor shows them all."""
+    text = SMALL.replace("effect: read", "effect: peek").replace("at: api", "at: web").replace("why: a write", "x: 1")
+    with pytest.raises(CatalogueError) as caught:
+        parse_service(text, "small.yaml")
+    assert len(caught.value.problems) >= 4
+
+
+@pytest.mark.parametrize(
+    ("base", "why"),
+    [
+        ("nexus.corp.example/pypi", "no scheme"),
+        ("ftp://nexus.corp.example/pypi", "another scheme"),
+        ("https://user:pw@nexus.corp.example/pypi", "userinfo"),
+        ("https://nexus.corp.example/pypi?x=1", "a query"),
+        ("https://nexus.corp.example/pypi#x", "a fragment"),
+        ("https://nexus.corp.example/a/../b", "a dot segment"),
+        ("https://nexus.corp.example/a//b", "an empty segment"),
+        ("https://nexus.corp.example/%70ypi", "an encoded letter"),
+        ("https://nexus.corp.example/a/**", "a pattern"),
+        ("https://nexus.corp.example/{x}", "a capture"),
+        ("https://nexus/pypi", "a single label"),
+        ("https:///pypi", "no host"),
+    ],
+)
+def test_a_base_that_is_not_plain_is_refused(base: str, why: str) -> None:
+    """Expect InvalidBase with a fixed sentence."""
+    with pytest.raises(InvalidBase):
+        resolve_service(SERVICES, "corp-pypi", "pypi", base)
+
+
+def test_like_names_a_known_service() -> None:
+    """Expect UnknownService for any other."""
+    with pytest.raises(UnknownService):
+        resolve_service(SERVICES, "corp", "nothing", "https://nexus.corp.example")
+
+
+def test_like_moves_host_port_and_prefix_and_nothing_else() -> None:
+    """Expect the index and its files under the base, and neither the public hosts nor the same paths elsewhere."""
+    corp = resolve_service(SERVICES, "corp-pypi", "pypi", "https://nexus.corp.example:8443/repository/pypi/")
+    base = "https://nexus.corp.example:8443/repository/pypi"
+    assert recognised(corp, "GET https://pypi.org/simple/requests/") == set()
+    assert recognised(corp, "GET https://nexus.corp.example/repository/pypi/simple/requests/") == set()
+    assert recognised(corp, "GET https://nexus.corp.example:8443/simple/requests/") == set()
+    assert recognised(corp, f"POST {base}/simple/requests/") == set()
+    assert recognised(corp, f"GET {base}/service/rest/v1/status") == set()
+    assert recognised(corp, f"GET {base}/simple/requests/") == {"corp-pypi/simple.read"}
+    assert recognised(corp, f"GET {base}/packages/requests/2.32.3/requests-2.32.3.tar.gz") == {
+        "corp-pypi/file.download"
+    }
+    assert [host.text for host in corp.hosts] == ["nexus.corp.example"]
+
+
+def test_like_leaves_behind_what_has_no_mirror() -> None:
+    """Expect GitHub under a base to have its API and git there, and no raw or archive host."""
+    ghes = resolve_service(SERVICES, "ghes", "github", "https://git.corp.example")
+    assert recognised(ghes, "GET https://raw.githubusercontent.com/a/b/main/c") == set()
+    assert recognised(ghes, "GET https://git.corp.example/a/b/info/refs?service=git-upload-pack") == {"ghes/git.fetch"}
+    assert recognised(ghes, "GET https://git.corp.example/api/v3/repos/a/b") == {"ghes/rest.read"}
+    later = [op for op in ghes.select("graphql.query") if op.paths[0].template == "/api/graphql"]
+    assert match_operation(later[0], facts("POST https://git.corp.example/api/graphql")) == NoMatch(near="later")
+    assert ghes.credential is not None
+    assert ghes.credential.authorities == (("git.corp.example", 443),)
+
+
+def test_select_takes_names_and_effects() -> None:
+    """Expect every way of stating an operation, all of an effect, and nothing for an unknown word."""
+    github = SERVICES["github"]
+    assert github.select("nothing") == ()
+    assert github.select("git") == ()
+    assert [op.id for op in github.select("git.fetch")] == ["github/git.fetch", "github/git.fetch#2"]
+    assert {op.effect for op in github.select("read")} == {"read"}
+    assert github.arguments("git.fetch") == {"repository"}
+    assert SERVICES["openai"].arguments("chat.create") == {"model"}
+
+
+def test_publishing_and_pushing_are_never_reads() -> None:
+    """Expect effect read to hold no write under another name."""
+    reads = {op.id.partition("#")[0] for service in SERVICES.values() for op in service.select("read")}
+    assert not reads & {"npm/publish", "github/git.push", "npm/audit", "anthropic/messages.create"}
+
+
+def test_known_auth_slots_are_known_everywhere() -> None:
+    """Expect the union over the catalogue and the well-known ones, in lower case."""
+    assert {"authorization", "cookie", "x-api-key", "private-token", "api-key", "x-auth-token"} <= AUTH_HEADERS
+    assert {"access_token", "api_key", "x-amz-signature", "x-amz-credential", "sig", "x-goog-signature"} <= AUTH_QUERY
+    for service in SERVICES.values():
+        assert set(service.auth_headers) <= AUTH_HEADERS
+        if service.credential is not None:
+            assert service.credential.slot.name in service.auth_headers
+    assert all(name == name.lower() for name in AUTH_HEADERS | AUTH_QUERY)
+
+
+def test_every_file_of_the_package_is_one_service() -> None:
+    """Expect the file to be named for its service."""
+    assert {name.removesuffix(".yaml") for name in read_builtin()} == set(SERVICES)
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_operations_survive_the_document(service: ServiceDef) -> None:
+    """Expect what the compiler makes of the document to be the very operation that was described."""
+    rule = Rule(id=RuleId("dev/all"), action="allow", operations=service.operations)
+    document = {
+        "version": 1,
+        "basis": {},
+        "operations": {op.id: encode_operation(op) for op in service.operations},
+        "credentials": {},
+        "destinations": {},
+        "roles": {"dev": {"message": "", "boundary": None, "rules": [encode_rule(rule)]}},
+    }
+    compiled = compile_policy(json.loads(json.dumps(document)))
+    assert compiled.roles["dev"].rules[0].operations == service.operations
+
+
+def _later(op: object) -> bool:
+    body = getattr(op, "body", None)
+    return body is not None and body.matcher == "later"
