@@ -1,7 +1,7 @@
 """`SnapshotDirectory`: the newest snapshot that the vault pushed, while the vault is heard (RULINGS 9.3, 9.5).
 
 Rules: no snapshot, or 2 s without a heartbeat: every question raises DirectoryUnavailable. A snapshot is read whole
-or not at all; one that cannot be read leaves the former one to grow stale. Generations only grow.
+or not at all; one that cannot be read leaves none in force. Generations only grow.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
+from ipaddress import ip_network
 from typing import Any, Final
 
+from net.addresses import AddressTable
 from proxy.ports import Clock, DirectoryUnavailable, ProxyError, Registered, Snapshot
 from rules.compile import compile_policy
 from rules.facts import Sandbox
@@ -23,8 +25,8 @@ from wire.control import SILENCE_SECONDS
 ENDED_TOKENS: Final = 10_000
 """Hashes of ended tokens remembered, newest first, for `sandbox-ended` instead of `bad-token`."""
 
-OWN_LISTENER_KINDS: Final = frozenset({"port", "unix", "namespace", "listener", "own"})
-SHARED_KINDS: Final = frozenset({"token", "shared", "address"})
+OWN_LISTENER_KINDS: Final = frozenset({"port", "unix", "namespace"})
+SHARED_KINDS: Final = frozenset({"shared", "address"})
 
 
 class SnapshotInvalid(ProxyError):
@@ -58,6 +60,15 @@ class SnapshotDirectory:
         """Generation in force; 0 before the first."""
         return self._snapshot.generation if self._snapshot else 0
 
+    @property
+    def policy(self) -> Policy | None:
+        """The policy in force, to save compiling it again."""
+        return self._snapshot.policy if self._snapshot else None
+
+    def withdraw(self) -> None:
+        """The vault's newest snapshot cannot be read: the former one no longer says what is true."""
+        self._snapshot = None
+
     def beat(self) -> None:
         """The vault was heard."""
         self._heard = self._clock.boot()
@@ -90,6 +101,8 @@ def read_snapshot(generation: int, document: bytes, known: Policy | None = None)
     """
     try:
         value = json.loads(document)
+        if value["generation"] != generation:
+            raise SnapshotInvalid("the snapshot names another generation")
         policy = _policy(value, known)
         entries = [_registered(item) for item in value["sandboxes"]]
         sandboxes = {SandboxId(entry.sandbox.id): entry for entry in entries}
@@ -101,6 +114,12 @@ def read_snapshot(generation: int, document: bytes, known: Policy | None = None)
                 if entry.token_sha256 in by_token:
                     raise SnapshotInvalid("two sandboxes share a token")
                 by_token[entry.token_sha256] = SandboxId(entry.sandbox.id)
+        own = value.get("self") or {}
+        addresses = AddressTable(
+            internal_ranges=tuple(ip_network(text) for text in own.get("internal_ranges", ())),
+            self_addresses=tuple(ip_network(text) for text in own.get("addresses", ())),
+            listener_ports=frozenset(_number(port) for port in own.get("listener_ports", ())),
+        )
         ended = frozenset(bytes.fromhex(item) for item in value.get("ended_tokens", ()))
     except SnapshotInvalid:
         raise
@@ -113,6 +132,7 @@ def read_snapshot(generation: int, document: bytes, known: Policy | None = None)
         by_token=by_token,
         ended_tokens=ended,
         inspected_ports=inspected_ports(policy),
+        addresses=addresses,
     )
 
 
@@ -136,7 +156,7 @@ def _policy(value: Mapping[str, Any], known: Policy | None) -> Policy:
 
 
 def _registered(item: Mapping[str, Any]) -> Registered:
-    channel = item.get("channel") or {"kind": "token"}
+    channel = item["channel"]
     kind = channel["kind"]
     if kind not in OWN_LISTENER_KINDS | SHARED_KINDS:
         raise SnapshotInvalid("a channel of an unknown kind")

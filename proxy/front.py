@@ -51,8 +51,8 @@ _ALERT: Final = {"handshake_failure": 40, "unrecognized_name": 112, "no_applicat
 class LeafContexts(Protocol):
     """TLS contexts towards sandboxes; net.contexts.ServerContexts is one."""
 
-    async def get(self, host: Host, alpn: tuple[str, ...] = ...) -> SSLContext:
-        """Raises net.contexts.ContextUnavailable."""
+    async def get(self, host: Host, alpn: tuple[str, ...] = ..., *, owner: tuple[str, str] | None = ...) -> SSLContext:
+        """`owner` is the (tenant, sandbox) that it is for. Raises net.contexts.ContextUnavailable."""
         ...
 
 
@@ -114,6 +114,8 @@ class FrontDoor:
         self._table = table
         self._http_limits = http_limits
         self._on_fault = on_fault
+        self.draining = False
+        """True: connections end after the request in progress."""
 
     async def serve(self, stream: ByteStream, channel: Channel) -> None:
         """Serve one connection to its end; the stream is closed when this returns, whatever was raised."""
@@ -170,7 +172,7 @@ class FrontDoor:
                     await self._connect(connection, head, visitor)
                     return
                 visit = Visit(who=visitor, connection=connection, scheme="http")
-                if not await self._lane.one(visit, head):
+                if not await self._lane.one(visit, head) or self.draining:
                     break
             await connection.close()
         finally:
@@ -334,7 +336,7 @@ class FrontDoor:
             stream.abort()
             return
         try:
-            context = await self._refusal_leaves.get(facts.host)
+            context = await self._refusal_leaves.get(facts.host, owner=(sandbox.tenant, sandbox.id))
             tls = await server_side(stream, context, peeked.initial, self._table.handshake_seconds)
         except ClientDistrustsCa:
             await self._gate.note("client.distrusts-ca", who, Seen(), reason="client-distrusts-ca")
@@ -394,7 +396,7 @@ class FrontDoor:
     ) -> TlsStream | None:
         """TLS with a leaf for the tunnel's host. None: it failed, was recorded, and the stream is closed."""
         try:
-            context = await self._leaves.get(facts.host)
+            context = await self._leaves.get(facts.host, owner=(who.sandbox.tenant, who.sandbox.id))
             return await server_side(stream, context, peeked.initial, self._table.handshake_seconds)
         except ContextUnavailable:
             await self._refuse_connection(

@@ -37,15 +37,13 @@ class Live:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], dict[_Entry, None]] = {}
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._removed = asyncio.Event()
 
     def add(
         self, key: LiveKey, cut: Callable[[str], None], still_allowed: Callable[[Snapshot], bool] | None = None
     ) -> _Entry:
         entry = _Entry(self, key, cut, still_allowed)
         self._entries.setdefault((key.tenant, key.sandbox), {})[entry] = None
-        self._empty.clear()
         return entry
 
     def remove(self, entry: _Entry) -> None:
@@ -57,8 +55,7 @@ class Live:
         entries.pop(entry, None)
         if not entries:
             del self._entries[group]
-            if not self._entries:
-                self._empty.set()
+        self._removed.set()
 
     def cut(self, matches: Callable[[LiveKey], bool], reason: str) -> int:
         return self._cut([entry for entry in self._all() if matches(entry.key)], reason)
@@ -74,9 +71,11 @@ class Live:
     def count(self, matches: Callable[[LiveKey], bool] | None = None) -> int:
         return sum(1 for entry in self._all() if matches is None or matches(entry.key))
 
-    async def wait_empty(self) -> None:
-        """Return once nothing is open."""
-        await self._empty.wait()
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Return once `condition` holds; looked at after every removal."""
+        while not condition():
+            self._removed.clear()
+            await self._removed.wait()
 
     def _all(self) -> Iterator[_Entry]:
         for entries in tuple(self._entries.values()):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from net.addresses import AddressTable
 from rules.facts import Sandbox
 from rules.names import SandboxId
 from rules.policy import Policy
@@ -80,6 +81,8 @@ class Snapshot:
     """Hashes of tokens that were valid once: 403 sandbox-ended instead of bad-token. Bounded."""
     inspected_ports: frozenset[int] = frozenset({443})
     """Ports on which a TLS client speaks first because some rule inspects them (RULINGS 5.6)."""
+    addresses: AddressTable = field(default_factory=AddressTable)
+    """What counts as "inside" on this node, as the vault knows it; the dialer adds the interfaces."""
 
 
 class Directory(Protocol):
@@ -102,6 +105,7 @@ class LiveKey:
     digest: str
     """The policy digest under which it was admitted."""
     kind: Literal["connection", "tunnel", "exchange"]
+    credential: str = ""
 
 
 class LiveHandle(Protocol):

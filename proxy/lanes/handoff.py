@@ -318,4 +318,5 @@ def _key(passage: Handoff) -> LiveKey:
         rule=passage.permit.rule,
         digest=passage.policy_digest,
         kind="exchange",
+        credential=passage.permit.credential or "",
     )

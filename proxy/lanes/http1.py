@@ -91,13 +91,15 @@ class Http1Lane:
         self._help = help_host
         self._pace = pace
         self._collect_seconds = collect_seconds
+        self.draining = False
+        """True: connections end after the request in progress."""
 
     async def serve(self, visit: Visit) -> None:
         """Handle requests until the connection ends. The stream is closed when this returns."""
         connection = visit.connection
         while True:
             head = await self.next_head(visit)
-            if head is None or not await self.one(visit, head):
+            if head is None or not await self.one(visit, head) or self.draining:
                 break
         await connection.close()
 
@@ -361,6 +363,7 @@ def live_key(passage: Forward | Handoff) -> LiveKey:
         rule=passage.permit.rule,
         digest=passage.policy_digest,
         kind="exchange",
+        credential=passage.permit.credential or "",
     )
 
 

@@ -99,8 +99,9 @@ class TunnelLane:
         seconds = permit.max_seconds if permit.max_seconds is not None else table.tunnel_seconds
         client.read_timeout = origin.read_timeout = None
         last = [asyncio.get_running_loop().time()]
+        error = ""
 
-        async def pump(source: ByteStream, sink: ByteStream, up: bool) -> None:
+        async def pump(source: ByteStream, sink: ByteStream, *, up: bool) -> None:
             while data := await source.receive():
                 last[0] = asyncio.get_running_loop().time()
                 if up:
@@ -120,26 +121,31 @@ class TunnelLane:
                     raise _Limit
                 await asyncio.sleep(left)
 
-        idle = asyncio.ensure_future(watch_idle())
-        pumps = asyncio.gather(pump(client, origin, True), pump(origin, client, False))
+        async def both() -> None:
+            async with asyncio.TaskGroup() as group:
+                watcher = group.create_task(watch_idle())
+                pumps = [
+                    group.create_task(pump(client, origin, up=True)),
+                    group.create_task(pump(origin, client, up=False)),
+                ]
+                await asyncio.wait(pumps)
+                watcher.cancel()
+
         try:
             async with asyncio.timeout(seconds):
-                await asyncio.wait({idle, pumps}, return_when=asyncio.FIRST_COMPLETED)
-                if pumps.done():
-                    await pumps
-                else:
-                    await idle
+                await both()
             await client.close()
             await origin.close()
-        except (_Limit, TimeoutError):
-            return "tunnel-limit"
-        except StreamBroken as broken:
-            return f"stream-{broken.kind}"
-        finally:
-            for task in (idle, pumps):
-                task.cancel()
-            await asyncio.gather(idle, pumps, return_exceptions=True)
-        return ""
+        except* (_Limit, TimeoutError):
+            error = "tunnel-limit"
+        except* StreamBroken as broken:
+            error = f"stream-{_first(broken).kind}"
+        return error
+
+
+def _first(group: BaseExceptionGroup[StreamBroken]) -> StreamBroken:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
 def target_of(admitted: Admitted) -> DialTarget:

@@ -1,0 +1,482 @@
+"""One worker process: `python -I -m proxy.worker <boot fd>`. Puts the room together and runs it until told to end.
+
+    boot JSON -> harden -> log, vault, executors -> listeners -> front door per connection
+    vault: snapshot in force -> rejudge what is live -> acknowledge; cut -> abort -> report; silence -> cut everything
+    SIGTERM or Drain: stop accepting, let exchanges end, cut the rest, write every outcome, say goodbye to the log
+
+Rules: it binds nothing it was not told to (RULINGS 9.4); it holds no stored secret (1.1); it dies with no request
+whose outcome was not written or could not be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+import uvloop
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from audit.events import Event
+from audit.journal import AuditUnavailable, Journal
+from audit.link import AuditorLink
+from net.addresses import AddressTable
+from net.contexts import ClientContexts, ServerContexts
+from net.dial import Dialer, SocketDialer
+from net.fdchannel import ChannelBroken, FdChannel
+from net.framing import FrameStream
+from net.pool import Pool, PoolKey
+from net.process import BootError, complain, harden, quiet_hooks, read_boot
+from net.resolve import Lookups, Resolver, SystemResolver
+from net.stream import SocketStream, open_socket_stream, serve_streams
+from net.trust import TrustUnusable, system_bundle_pem
+from proxy.brokerlink import BrokerLink, SocketBrokerLink
+from proxy.clock import SystemClock
+from proxy.directory import SnapshotDirectory, SnapshotInvalid, read_snapshot
+from proxy.front import FrontDoor, LeafContexts
+from proxy.gate import Gate
+from proxy.help import HelpHost, HelpTexts
+from proxy.lanes.handoff import BrokerLane
+from proxy.lanes.http1 import Http1Lane
+from proxy.lanes.tunnel import TunnelLane
+from proxy.limits import Budgets, Connections, LimitTable, RefusalLeaves, RefusalPace
+from proxy.liveset import Live
+from proxy.ports import Channel, Clock, LiveKey, RandomBytes, Snapshot
+from proxy.recent import RecentRefusals
+from proxy.vaultchannel import VaultChannel
+from rules.decide import decide_tunnel
+from rules.decision import TunnelPermit
+from rules.facts import TunnelFacts
+from rules.names import SandboxId
+from wire.control import MAX_FROM_VAULT, Cut
+
+PROCESS: Final = "worker"
+REFUSAL_CONTEXTS: Final = 100
+"""Contexts of refusal leaves: a small cache of their own (RULINGS 5.6)."""
+WATCH_SECONDS: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """One inherited listening socket and what it says about who reaches it."""
+
+    fd: int
+    kind: Literal["shared", "sandbox"]
+    sandbox: str = ""
+    channel_key: str = field(default="", repr=False)
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """What the supervisor tells a worker. Of each `_fd` and `_path` pair one is set; paths are for containers."""
+
+    name: str
+    ca_pem: str
+    """The installation's root certificate, for the help host."""
+    digest_key: bytes = field(repr=False)
+    """Key of keyed digests in records (hex in JSON)."""
+    vault_fd: int | None = None
+    vault_path: str | None = None
+    auditor_fd: int | None = None
+    auditor_path: str | None = None
+    executor_fds: tuple[int, ...] = ()
+    """SEQPACKET sockets to executors."""
+    executor_path: str | None = None
+    listeners: tuple[Listener, ...] = ()
+    listeners_fd: int | None = None
+    """SEQPACKET socket on which the supervisor passes more listeners: JSON {kind, sandbox, channel_key} and the fd."""
+    listen: str | None = None
+    """`host:port` to bind a shared listener on, where nobody passes one (containers)."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """For /env.sh: values with `{ca}` and `{bundle}` where the files go."""
+    drain_seconds: float = 8.0
+    ready_fd: int | None = None
+    """Written `ready\\n` once a snapshot is in force and the listeners accept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """What a worker is made of; tests pass their own."""
+
+    clock: Clock
+    random: RandomBytes
+    journal: Journal
+    broker: BrokerLink
+    dialer: Dialer
+    leaves: LeafContexts
+    refusal_leaves: LeafContexts
+
+
+class Room:
+    """The proxy without its process: everything between an accepted stream and the ports. One event loop."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        directory: SnapshotDirectory,
+        texts: HelpTexts,
+        *,
+        table: LimitTable | None = None,
+        on_fault: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        table = table or LimitTable()
+        self.directory = directory
+        self.clock = ports.clock
+        self.live = Live()
+        self.recent = RecentRefusals()
+        self.budgets = Budgets(table, ports.clock)
+        self.leaf_budget = RefusalLeaves(table, ports.clock)
+        self.pool = Pool(ports.dialer, clock=ports.clock.boot)
+        pace = RefusalPace(table, ports.clock)
+        self.gate = Gate(
+            directory=directory,
+            journal=ports.journal,
+            clock=ports.clock,
+            random=ports.random,
+            budgets=self.budgets,
+            recent=self.recent,
+            table=table,
+        )
+        help_host = HelpHost(texts=texts, directory=directory, recent=self.recent, clock=ports.clock)
+        broker = BrokerLane(gate=self.gate, link=ports.broker, live=self.live)
+        self.lane = Http1Lane(
+            gate=self.gate, pool=self.pool, broker=broker, live=self.live, help_host=help_host, pace=pace
+        )
+        self.front = FrontDoor(
+            gate=self.gate,
+            directory=directory,
+            clock=ports.clock,
+            lane=self.lane,
+            tunnel_lane=TunnelLane(gate=self.gate, dialer=ports.dialer, live=self.live, table=table),
+            leaves=ports.leaves,
+            refusal_leaves=ports.refusal_leaves,
+            leaf_budget=self.leaf_budget,
+            connections=Connections(table),
+            pace=pace,
+            live=self.live,
+            table=table,
+            on_fault=on_fault,
+        )
+
+    def enforce(self, snapshot: Snapshot) -> int:
+        """Cut what `snapshot`, now in force, no longer allows; return how many."""
+        closed = self.live.rejudge(snapshot)
+        closed += self.pool.cut(lambda key, address: not self._pooled_allowed(snapshot, key))
+        return closed
+
+    def cut(self, message: Cut) -> int:
+        """Carry out a cut of the vault."""
+        match message.kind:
+            case "all":
+                return self.cut_all("policy-changing")
+            case "sandbox":
+                mine = (message.tenant, message.subject)
+                self.budgets.forget(*mine)
+                self.leaf_budget.forget(*mine)
+                self.recent.forget(*mine)
+                closed = self.live.cut(lambda key: (key.tenant, key.sandbox) == mine, "sandbox-ended")
+                return closed + self.pool.cut(lambda key, _: (key.target.tenant, key.target.sandbox) == mine)
+            case "credential":
+                return self.live.cut(lambda key: key.credential == message.subject, "policy")
+            case "policy":
+                return self.enforce(self.directory.snapshot())
+
+    def cut_all(self, reason: str) -> int:
+        """Cut everything."""
+        closed = self.live.cut(lambda key: True, reason)
+        return closed + self.pool.cut(lambda key, address: True)
+
+    async def drain(self, seconds: float) -> None:
+        """Let exchanges and tunnels end for `seconds`, cut the rest, and write every outcome that is owed."""
+        self.lane.draining = self.front.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.live.wait_for(lambda: self.live.count(_is_work) == 0)
+        self.cut_all("shutting-down")
+        await asyncio.sleep(0)
+        await self.gate.abandon("shutting-down")
+        await self.pool.close()
+
+    def _pooled_allowed(self, snapshot: Snapshot, key: PoolKey) -> bool:
+        registered = snapshot.sandboxes.get(SandboxId(key.target.sandbox))
+        if registered is None or registered.sandbox.tenant != key.target.tenant:
+            return False
+        destination = key.target.destination
+        facts = TunnelFacts(host=destination.host, port=destination.port)
+        answer = decide_tunnel(snapshot.policy, registered.sandbox, facts, self.clock.wall())
+        return isinstance(answer, TunnelPermit)
+
+
+class Worker:
+    """The process around a Room: a VaultHandler, the listeners, and the end."""
+
+    def __init__(self, boot: Boot, *, resolver: Resolver | None = None) -> None:
+        self._boot = boot
+        self._clock = SystemClock()
+        self._table = AddressTable()
+        self._stop = asyncio.Event()
+        self._drain_seconds = boot.drain_seconds
+        self._servers: dict[asyncio.Server, str] = {}
+        self._resolver: Resolver = resolver or SystemResolver()
+        self._ready = False
+
+    async def run(self) -> int:
+        """Run to the end; return the exit code."""
+        boot = self._boot
+        directory = self._directory = SnapshotDirectory(self._clock)
+        journal = self._journal = _journal(boot)
+        link = self._link = SocketBrokerLink(_executors(boot), clock=self._clock, random=os.urandom)
+        leaf_key = ec.generate_private_key(ec.SECP256R1())
+        spki = leaf_key.public_key().public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        stream = await open_socket_stream(_socket(boot.vault_fd, boot.vault_path))
+        vault = VaultChannel(FrameStream(stream, MAX_FROM_VAULT), name=boot.name, spki=spki, handler=self)
+        lookups = Lookups(self._resolver, clock=self._clock.boot)
+        ports = Ports(
+            clock=self._clock,
+            random=os.urandom,
+            journal=journal,
+            broker=link,
+            dialer=SocketDialer(lookups, ClientContexts(), lambda: self._table),
+            leaves=ServerContexts(leaf_key, vault.chain, now=self._clock.wall),
+            refusal_leaves=ServerContexts(
+                leaf_key, vault.refusal_chain, now=self._clock.wall, capacity=REFUSAL_CONTEXTS
+            ),
+        )
+        texts = HelpTexts(ca_pem=boot.ca_pem, bundle_pem=_bundle(boot.ca_pem), environment=boot.environment)
+        self._room = Room(ports, directory, texts, on_fault=_fault)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        tasks = [asyncio.ensure_future(vault.run()), asyncio.ensure_future(self._watch())]
+        if boot.listeners_fd is not None:
+            tasks.append(asyncio.ensure_future(self._take_listeners(boot.listeners_fd)))
+        try:
+            await self._say("process.started")
+            for listener in boot.listeners:
+                await self._listen(_inherited(listener.fd), listener)
+            if boot.listen is not None:
+                await self._listen(_bound(boot.listen), Listener(fd=-1, kind="shared", name=boot.listen))
+            await self._stop.wait()
+            for server in self._servers:
+                server.close()
+            await self._room.drain(self._drain_seconds)
+            await self._say("process.stopped")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await journal.close()
+        return 0
+
+    # --- the vault's words (proxy.vaultchannel.VaultHandler) ---
+
+    def heard(self) -> None:
+        self._directory.beat()
+
+    def welcome(self, name: str, key: bytes) -> None:
+        self._link.arm(name, key)
+
+    def floor(self, now_floor: float) -> None:
+        self._clock.raise_floor(now_floor)
+
+    async def snapshot(self, generation: int, document: bytes) -> bool:
+        try:
+            fresh = await asyncio.to_thread(read_snapshot, generation, document, self._directory.policy)
+        except SnapshotInvalid as error:
+            complain(PROCESS, "a snapshot cannot be read; everything is refused", error)
+            self._directory.withdraw()
+            self._room.cut_all("policy-changing")
+            return False
+        in_force = self._directory.install(fresh)
+        self._table = fresh.addresses
+        self._room.enforce(in_force)
+        for server, sandbox in tuple(self._servers.items()):
+            if sandbox and SandboxId(sandbox) not in in_force.sandboxes and sandbox in self._seen_live:
+                server.close()
+                del self._servers[server]
+        self._seen_live |= {str(name) for name in in_force.sandboxes}
+        self._tell_ready()
+        return True
+
+    async def cut(self, message: Cut) -> int:
+        return self._room.cut(message)
+
+    def drain(self, seconds: float) -> None:
+        self._drain_seconds = min(seconds, self._drain_seconds)
+        self._stop.set()
+
+    def lost(self) -> None:
+        self._directory.lose()
+        self._link.disarm()
+        self._room.cut_all("policy-changing")
+
+    _seen_live: frozenset[str] | set[str] = frozenset()
+    """Sandboxes that some snapshot held: a listener may come before its sandbox's first snapshot."""
+
+    async def _watch(self) -> None:
+        """Silence of the vault cuts everything, once per silence (RULINGS 9.5)."""
+        cut = True
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if not self._directory.silent:
+                cut = False
+            elif not cut:
+                self._room.cut_all("policy-changing")
+                cut = True
+
+    # --- listeners ---
+
+    async def _listen(self, sock: socket.socket, listener: Listener) -> None:
+        channel = Channel(
+            listener=listener.name or listener.sandbox or "shared",
+            kind=listener.kind,
+            sandbox=SandboxId(listener.sandbox) if listener.sandbox else None,
+            key=listener.channel_key.encode("ascii"),
+        )
+
+        async def accepted(stream: SocketStream) -> None:
+            await self._room.front.serve(stream, replace(channel, peer=peer_address(stream.peer)))
+
+        self._servers[await serve_streams(sock, accepted, on_fault=_fault)] = listener.sandbox
+
+    async def _take_listeners(self, fd: int) -> None:
+        """Listeners out of sandboxes' own namespaces, passed by the supervisor (RULINGS 11.9)."""
+        passed = FdChannel(_inherited(fd))
+        with contextlib.suppress(ChannelBroken):
+            while (taken := await passed.receive()) is not None:
+                message, sock = taken
+                try:
+                    said = json.loads(message)
+                    listener = Listener(
+                        fd=-1,
+                        kind="sandbox",
+                        sandbox=str(said["sandbox"]),
+                        channel_key=str(said["channel_key"]),
+                        name=str(said["sandbox"]),
+                    )
+                    sock.setblocking(False)
+                    await self._listen(sock, listener)
+                except Exception as error:
+                    complain(PROCESS, "a passed listener was not usable", error)
+                    sock.close()
+
+    def _tell_ready(self) -> None:
+        if self._boot.ready_fd is not None and not self._ready:
+            self._ready = True
+            with contextlib.suppress(OSError):
+                os.write(self._boot.ready_fd, b"ready\n")
+                os.close(self._boot.ready_fd)
+
+    async def _say(self, name: str) -> None:
+        fields: dict[str, str | int] = {
+            "program": PROCESS,
+            "instance": self._boot.name,
+            "pid": os.getpid(),
+            "uid": os.getuid(),
+        }
+        try:
+            await self._journal.append(Event(name, {**fields}))
+        except AuditUnavailable:
+            complain(PROCESS, f"{name} could not be written to the log")
+
+
+def peer_address(peer: str) -> str:
+    """The address of `address:port`; empty for Unix sockets."""
+    return peer.rpartition(":")[0].strip("[]")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The process."""
+    arguments = sys.argv if argv is None else argv
+    quiet_hooks(PROCESS)
+    try:
+        harden()
+        boot = read_boot(int(arguments[1]), Boot)
+    except (BootError, IndexError, ValueError, OSError) as error:
+        complain(PROCESS, f"cannot start: {error}" if isinstance(error, BootError) else "cannot start", error)
+        return 2
+    return uvloop.run(_main(boot))
+
+
+async def _main(boot: Boot) -> int:
+    try:
+        return await Worker(boot).run()
+    except (OSError, TrustUnusable) as error:
+        complain(PROCESS, "stopped", error)
+        return 1
+
+
+def _is_work(key: LiveKey) -> bool:
+    return key.kind != "connection" and bool(key.rule)
+
+
+def _fault(error: BaseException) -> None:
+    complain(PROCESS, "a connection ended by an unexpected error", error)
+
+
+def _journal(boot: Boot) -> AuditorLink:
+    if boot.auditor_path is not None:
+        return AuditorLink.open_path(boot.auditor_path, boot.name, boot.digest_key)
+    return AuditorLink(_socket(boot.auditor_fd, None), boot.name, boot.digest_key)
+
+
+def _executors(boot: Boot) -> list[FdChannel]:
+    channels = [FdChannel(_inherited(fd)) for fd in boot.executor_fds]
+    if boot.executor_path is not None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.connect(boot.executor_path)
+        channels.append(FdChannel(sock))
+    return channels
+
+
+def _socket(fd: int | None, path: str | None) -> socket.socket:
+    if fd is not None:
+        return _inherited(fd)
+    if path is None:
+        raise OSError("neither descriptor nor path was given")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(path)
+    sock.setblocking(False)
+    return sock
+
+
+def _inherited(fd: int) -> socket.socket:
+    sock = socket.socket(fileno=fd)
+    sock.set_inheritable(False)
+    sock.setblocking(False)
+    return sock
+
+
+def _bound(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # IPPROTO_TCP by name: asyncio sets TCP_NODELAY only then (RULINGS 11.8).
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, int(port)))
+    sock.listen(1024)
+    sock.setblocking(False)
+    return sock
+
+
+def _bundle(ca_pem: str) -> str:
+    try:
+        return system_bundle_pem().rstrip() + "\n" + ca_pem
+    except TrustUnusable:
+        return ca_pem
+
+
+if __name__ == "__main__":
+    sys.exit(main())
