@@ -39,7 +39,7 @@ from audit.frames import APPEND, Answer, FrameError, FrameReader, Verdict, pack_
 from audit.journal import DEADLINE_S
 from audit.notary import Notary
 from audit.records import accept, keyed_digest
-from audit.segments import SEGMENT_BYTES, Faults, LogRefused, SegmentWriter, lock_directory
+from audit.segments import SEGMENT_BYTES, Faults, LogRefused, SegmentWriter, lock_directory, recover
 
 GROUP_S: Final = 0.05
 RETRY_S: Final = 0.1
@@ -200,9 +200,10 @@ class Auditor:
         """Take up the log, serve until told to stop, drain, seal. Raises LogRefused, OSError."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_fault)
+        found = recover(self._writer.directory, self._boot.node)
         if self._notary is not None:
-            self._notary.start()
-        self._writer.start()
+            self._notary.start(found.head.sequence)
+        self._writer.start(found)
         self._own("process.started", {"program": "auditor", "pid": os.getpid(), "version": self._boot.version})
         self._turn()
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)

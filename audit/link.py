@@ -38,7 +38,7 @@ class AuditorLink:
         self._process = process
         self._renderer = Renderer(digest_key)
         self._deadline_s = deadline_s
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Task[None] | None = None
         self._wire: _Wire | None = None
         self._outgoing: list[Item] = []
         self._waiting: dict[int, tuple[asyncio.Future[int], float]] = {}
@@ -70,7 +70,11 @@ class AuditorLink:
     async def append(self, event: Event, *, durable: bool = False) -> int:
         """See audit.journal.Journal. Returns the sequence number, or 0 for a refusal that was only counted."""
         if self._wire is None or self._wire.lost:
-            await self._start()
+            # Shielded: a caller that is cancelled must not take the socket with it.
+            if self._starting is None or self._starting.done():
+                self._starting = asyncio.ensure_future(self._start())
+                self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await asyncio.shield(self._starting)
         if len(self._waiting) >= MAX_WAITING or (self._wire is not None and self._wire.unsent > MAX_UNSENT):
             raise AuditUnavailable("too many records wait for the auditor")
         loop = asyncio.get_running_loop()
@@ -90,7 +94,10 @@ class AuditorLink:
 
     async def close(self) -> None:
         """Send what is queued and close; appends that still wait raise AuditUnavailable."""
-        self._flush()
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        if self._wire is not None:
+            self._flush()
         self._closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -102,30 +109,31 @@ class AuditorLink:
         self._fail("the log channel is closed")
 
     async def _start(self) -> None:
-        async with self._starting:
-            if self._closed:
-                raise AuditUnavailable("the log channel is closed")
-            if self._wire is not None and not self._wire.lost:
-                return
-            sock, self._sock = self._sock, None
-            try:
-                if sock is None:
-                    if self._connect is None:
-                        raise AuditUnavailable("the auditor is gone")
-                    sock = self._connect()
-                sock.setblocking(False)
-                loop = asyncio.get_running_loop()
-                wire = _Wire(self._answered, self._lost)
-                await loop.create_unix_connection(lambda: wire, sock=sock)
-            except (OSError, ValueError):
-                if sock is not None:
-                    sock.close()
-                raise AuditUnavailable("the auditor cannot be reached") from None
-            self._wire = wire
+        if self._closed:
+            raise AuditUnavailable("the log channel is closed")
+        if self._wire is not None and not self._wire.lost:
+            return
+        sock, self._sock = self._sock, None
+        try:
+            if sock is None:
+                if self._connect is None:
+                    raise AuditUnavailable("the auditor is gone")
+                sock = self._connect()
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            wire = _Wire(self._answered, self._lost)
+            await loop.create_unix_connection(lambda: wire, sock=sock)
+        except (OSError, ValueError):
+            if sock is not None:
+                sock.close()
+            raise AuditUnavailable("the auditor cannot be reached") from None
+        self._wire = wire
 
     def _flush(self) -> None:
         items, self._outgoing = self._outgoing, []
-        if items and self._wire is not None and not self._wire.lost:
+        if self._wire is None or self._wire.lost:
+            self._fail("the auditor is gone")
+        elif items:
             self._wire.send(pack_appends(items))
 
     def _answered(self, payload: bytes) -> None:

@@ -31,8 +31,8 @@ class Notary:
         self._tree = Tree()
         self._signed = 0
 
-    def start(self) -> None:
-        """Load the key, mend the checkpoint file, take up the tree. Call before the log is written to.
+    def start(self, records: int) -> None:
+        """Load the key, mend the checkpoint file, take up the tree of a log that ends with record `records`.
 
         Raises LogRefused when the key is unfit, a checkpoint does not hold, or records it covers are missing.
         """
@@ -42,13 +42,15 @@ class Notary:
         except CheckpointInvalid as error:
             raise LogRefused(f"checkpoints: {error}") from None
         self._replace(PUBLIC_KEY, f"{self._signer.key}\n".encode())
+        if last is not None and records < last.size:
+            raise LogRefused(f"the log ends at record {records}, but {last.size} were signed: run exeat-verify")
         if last is not None:
             self._tree = self._saved(last) or Tree()
             self._signed = last.size
         for _path, _number, line in walk(self._directory, self._tree.size + 1):
             self._tree.add(line)
-        if last is not None and self._tree.size < last.size:
-            raise LogRefused(f"the log ends at record {self._tree.size}, but {last.size} were signed: run exeat-verify")
+        if self._tree.size != records:
+            raise LogRefused("records are missing between the segments: run exeat-verify")
 
     def add(self, lines: list[bytes]) -> None:
         """Lines that became durable, in order."""

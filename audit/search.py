@@ -108,9 +108,10 @@ def follow(directory: Path, wanted: Filter, wait: Callable[[], bool], *, last: i
                     if wanted.matches(record):
                         yield record
         if not moved:
-            later = [entry for entry in segment_files(directory) if path is None or entry.name > path.name]
-            if later:
-                path, offset = later[0], 0
+            files = segment_files(directory)
+            at = files.index(path) + 1 if path in files else 0
+            if at < len(files):
+                path, offset = files[at], 0
             elif not wait():
                 return
 

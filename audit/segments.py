@@ -242,9 +242,8 @@ class SegmentWriter:
         """Too many lines wait for an fsync."""
         return self._pending_bytes >= PENDING_BYTES
 
-    def start(self) -> Recovered:
-        """Take up the log and open a new segment; returns what was found. Raises LogRefused, OSError."""
-        found = recover(self.directory, self.node)
+    def start(self, found: Recovered) -> None:
+        """Take up the log where recover() found it and open a new segment. Raises OSError."""
         self._head, self._number, self.durable = found.head, found.number, found.head.sequence
         first: list[tuple[str, dict[str, str | int | bool]]] = []
         if not found.sealed:
@@ -258,7 +257,6 @@ class SegmentWriter:
                 report["torn_sha256"] = hashlib.sha256(found.torn).hexdigest()
             first.append(("log.recovered", report))
         self._open(first)
-        return found
 
     def link(self, process: str, name: str, fields: Mapping[str, object]) -> int:
         """Make the next line; returns its sequence number. It is in the file after write()."""

@@ -379,7 +379,7 @@ def _count(seen: Coverage, line: _Line, intents: set[str]) -> None:
     if record.get("decision") == "observe":
         seen.observed_passes += 1
     event = record.get("event")
-    key = f"{str(event).partition('.')[0]} {record.get('request_id')}"
+    key = f"{str(event).partition('.')[0]} {record.get('request_id') or record.get('connection_id')}"
     match event:
         case "process.started":
             seen.starts += 1

@@ -28,7 +28,8 @@ class Scripted(Faults):
         self.script, self.seen = script, {{}}
     def due(self, step):
         nth = self.seen.get(step, 0)
-        return next((f for f in self.script if f["step"] == step and f["nth"] <= nth < f["nth"] + f.get("times", 1)), None)
+        due = (f for f in self.script if f["step"] == step and f["nth"] <= nth < f["nth"] + f.get("times", 1))
+        return next(due, None)
     def cut(self, step, data):
         fault = self.due(step)
         return data[: fault.get("keep", len(data))] if fault else data
@@ -75,9 +76,9 @@ class RunningAuditor:
         if "control_fd" in boot:
             inherited.append(boot["control_fd"])
         if faults is None:
-            command = [sys.executable, "-c", _PLAIN.format(root=str(ROOT)), str(read)]
+            command = [sys.executable, "-I", "-m", "audit.auditor", str(read)]
         else:
-            command = [sys.executable, "-c", _LAUNCH.format(root=str(ROOT)), str(read), json.dumps(faults)]
+            command = [sys.executable, "-I", "-c", _LAUNCH.format(root=str(ROOT)), str(read), json.dumps(faults)]
         self.process = subprocess.Popen(
             command, pass_fds=inherited, cwd="/", env={}, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
         )
@@ -126,6 +127,3 @@ class RunningAuditor:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
-
-
-_PLAIN = "import sys; sys.path.insert(0, {root!r}); from audit.auditor import main; raise SystemExit(main([sys.argv[1]]))"
