@@ -12,27 +12,41 @@ read_builtin() is the only reader of files in this room: package data, once, at 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
-from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
-from rules.matching import InvalidTemplate, parse_path
 from rules.names import Host, InvalidName, Scheme, parse_authority
-from rules.operations import LATER, check_params
-from rules.paths import CanonicalPath, InvalidTarget
-from rules.placeholders import InvalidShape, check_shape
-from rules.policy import BodySpec, Effect, HostPattern, Operation, PlaceholderSpec, Slot
-from rules.yaml12 import Marks, Path, Problem, YamlError, load
+from rules.service import (
+    EFFECTS,
+    CredentialSlot,
+    Endpoint,
+    RequestDef,
+    ServiceDef,
+    ServiceTest,
+    is_plain_prefix,
+    put_hosts_in,
+)
+from rules.service_file import CatalogueError, parse_service
 
-MAX_BOUND = 32 << 20
-"""Bytes of a body that may be judged; larger operations are recognised by their head."""
-
-
-class CatalogueError(YamlError):
-    """A service file that cannot be used. `problems` says why and where."""
+__all__ = [
+    "AUTH_HEADERS",
+    "AUTH_QUERY",
+    "EFFECTS",
+    "CatalogueError",
+    "CredentialSlot",
+    "Endpoint",
+    "InvalidBase",
+    "RequestDef",
+    "ServiceDef",
+    "ServiceTest",
+    "UnknownService",
+    "builtin_services",
+    "parse_service",
+    "read_builtin",
+    "resolve_service",
+]
 
 
 class UnknownService(LookupError):
@@ -41,126 +55,6 @@ class UnknownService(LookupError):
 
 class InvalidBase(ValueError):
     """`base:` is not a usable URL. str() is a fixed sentence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """One place of a service: where it is, and where it lies under a `base` (None: nowhere)."""
-
-    scheme: Scheme
-    host: Host
-    port: int
-    prefix: str
-    mirror: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CredentialSlot:
-    """How the provider takes a credential. What credentials.yaml means by `service: NAME`."""
-
-    kind: Literal["bearer", "basic", "header", "query"]
-    slot: Slot
-    authorities: tuple[tuple[str, int], ...]
-    """(host text, port)."""
-    placeholder: PlaceholderSpec
-    username: str | None = None
-
-    @property
-    def hosts(self) -> tuple[Host, ...]:
-        return tuple(Host.parse(f"[{host}]" if ":" in host else host) for host, _ in self.authorities)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceTest:
-    """One line of `tests:`. `near` is where a denied request fails (rules.matching.NEARNESS, or `target`)."""
-
-    expect: Literal["deny", "allow"]
-    method: str
-    url: str
-    why: str
-    operation: str = ""
-    effect: str | None = None
-    arguments: Mapping[str, str] | None = None
-    near: str | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    body: bytes | None = None
-    line: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestDef:
-    """One way to state an operation, before hosts are put in."""
-
-    operation: str
-    effect: Effect
-    at: tuple[str, ...]
-    when: Literal["both", "public", "mirror"]
-    methods: tuple[str, ...]
-    paths: tuple[str, ...]
-    encoded_slash: bool
-    query: Mapping[str, tuple[str, ...] | None] | None
-    query_required: tuple[str, ...]
-    request_headers: Mapping[str, tuple[str, ...]]
-    body: BodySpec | None
-    arguments: Mapping[str, str]
-    fold: tuple[str, ...]
-    extra_request_headers: tuple[str, ...]
-    placeholders_inert: bool
-    redirects_declared: bool
-    download: bool
-    request_bytes: int | None
-    native: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceDef:
-    """One service, ready to use. `operations` ids are unique: `github/git.fetch`, and `github/git.fetch#2` for its
-    second way of being stated. Select them with `select`, never by comparing ids."""
-
-    name: str
-    title: str
-    native: str
-    endpoints: Mapping[str, Endpoint]
-    operations: tuple[Operation, ...]
-    credential: CredentialSlot | None
-    auth_headers: tuple[str, ...]
-    auth_query: tuple[str, ...]
-    requests: tuple[RequestDef, ...]
-    credential_at: tuple[str, ...] = ()
-    tests: tuple[ServiceTest, ...] = ()
-    like: str | None = None
-
-    @property
-    def hosts(self) -> tuple[Host, ...]:
-        return tuple(dict.fromkeys(endpoint.host for endpoint in self.endpoints.values()))
-
-    @property
-    def operation_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(request.operation for request in self.requests))
-
-    def select(self, selector: str) -> tuple[Operation, ...]:
-        """The operations named `selector`, or all whose effect it is. () where there is none: an error for callers."""
-        if selector in EFFECTS:
-            return tuple(op for op in self.operations if op.effect == selector)
-        wanted = f"{self.name}/{selector}"
-        return tuple(op for op in self.operations if op.id.partition("#")[0] == wanted)
-
-    def arguments(self, selector: str) -> frozenset[str]:
-        """The arguments that a rule may bind on `selector`."""
-        names = {name for op in self.select(selector) for name in op.arguments}
-        if any(op.body is not None and op.body.matcher.startswith("llm_") for op in self.select(selector)):
-            names.add("model")
-        return frozenset(names)
-
-
-EFFECTS: tuple[str, ...] = get_args(Effect)
-NATIVES = ("problem", "git", "npm", "pypi", "openai", "anthropic")
-
-
-def parse_service(text: str, filename: str) -> ServiceDef:
-    """Return the service that `text` describes. Raises CatalogueError (a YamlError) with every problem found."""
-    value, marks = load(text, filename)
-    return _Parser(filename, marks).service(value)
 
 
 def resolve_service(defs: Mapping[str, ServiceDef], name: str, like: str, base: str) -> ServiceDef:
@@ -179,7 +73,7 @@ def resolve_service(defs: Mapping[str, ServiceDef], name: str, like: str, base: 
     }
     requests = tuple(request for request in original.requests if request.when != "public")
     moved = replace(original, name=name, endpoints=endpoints, requests=requests, tests=(), like=like)
-    return _finish(moved)
+    return put_hosts_in(moved)
 
 
 def read_builtin() -> dict[str, str]:
@@ -195,416 +89,6 @@ def read_builtin() -> dict[str, str]:
 def builtin_services() -> Mapping[str, ServiceDef]:
     """The services that come with the package, by name."""
     return _BUILTIN
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-_SERVICE_KEYS = ("version", "service", "title", "native", "hosts", "credential", "auth", "headers", "test_headers")
-_OPERATION_KEYS = (
-    "effect",
-    "why",
-    "arguments",
-    "fold",
-    "headers",
-    "placeholders",
-    "redirects",
-    "download",
-    "later",
-    "native",
-)
-_REQUEST_KEYS = ("at", "when", "methods", "paths", "encoded_slash", "query", "required", "require", "body", "arguments")
-_TEST_KEYS = ("allow", "deny", "operation", "effect", "arguments", "near", "headers", "body", "why")
-_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-
-
-class _Parser:
-    """Reads one file; collects problems and raises them together, so that an editor sees all at once."""
-
-    def __init__(self, filename: str, marks: Marks) -> None:
-        self.filename = filename
-        self.marks = marks
-        self.problems: list[Problem] = []
-
-    def service(self, value: Mapping[str, Any]) -> ServiceDef:
-        self.keys(value, (), (*_SERVICE_KEYS, "operations", "tests"), ("version", "service", "hosts", "operations"))
-        if value.get("version") != 1:
-            self.problem(("version",), "version must be 1")
-        name = self.text(value.get("service"), ("service",))
-        native = self.choice(value.get("native", "problem"), ("native",), NATIVES)
-        endpoints = self.endpoints(value.get("hosts"), ("hosts",))
-        common = self.names(value.get("headers"), ("headers",))
-        requests: list[RequestDef] = []
-        for op_name, operation in self.mapping(value.get("operations"), ("operations",)).items():
-            requests += self.operation(op_name, operation, ("operations", op_name), endpoints, common, native)
-        auth = self.mapping(value.get("auth", {}), ("auth",))
-        self.keys(auth, ("auth",), ("headers", "query"))
-        credential, credential_at = self.credential(value.get("credential"), ("credential",), endpoints)
-        test_headers = self.header_pairs(value.get("test_headers"), ("test_headers",))
-        names = {request.operation for request in requests}
-        tests = tuple(
-            self.test(item, ("tests", index), names, test_headers)
-            for index, item in enumerate(self.items(value.get("tests", []), ("tests",)))
-        )
-        for expect in ("allow", "deny"):
-            if not any(test.expect == expect for test in tests):
-                self.problem(("tests",), f"a service needs at least one {expect} test")
-        if self.problems:
-            raise CatalogueError(tuple(self.problems))
-        return _finish(
-            ServiceDef(
-                name=name,
-                title=self.text(value.get("title", name), ("title",)),
-                native=native,
-                endpoints=endpoints,
-                operations=(),
-                credential=credential,
-                credential_at=credential_at,
-                auth_headers=self.names(auth.get("headers"), ("auth", "headers")),
-                auth_query=self.names(auth.get("query"), ("auth", "query")),
-                requests=tuple(requests),
-                tests=tests,
-            )
-        )
-
-    def endpoints(self, value: Any, path: Path) -> dict[str, Endpoint]:
-        found: dict[str, Endpoint] = {}
-        for key, item in self.mapping(value, path).items():
-            where = (*path, key)
-            entry = self.mapping(item, where)
-            self.keys(entry, where, ("host", "port", "mirror"), ("host",))
-            mirror = entry.get("mirror")
-            try:
-                host = Host.parse(self.text(entry.get("host"), (*where, "host")))
-            except InvalidName as error:
-                self.problem((*where, "host"), str(error))
-                continue
-            if mirror is not None and (not isinstance(mirror, str) or not _prefix_ok(mirror)):
-                self.problem((*where, "mirror"), "a mirror is a path prefix without a slash at its end")
-                mirror = None
-            port = entry.get("port", 443)
-            if not isinstance(port, int) or not 0 < port < 65536:
-                self.problem((*where, "port"), "not a port")
-                port = 443
-            found[key] = Endpoint(scheme="https", host=host, port=port, prefix="", mirror=mirror)
-        return found
-
-    def credential(
-        self, value: Any, path: Path, endpoints: Mapping[str, Endpoint]
-    ) -> tuple[CredentialSlot | None, tuple[str, ...]]:
-        if value is None:
-            return None, ()
-        entry = self.mapping(value, path)
-        self.keys(
-            entry, path, ("kind", "header", "query", "username", "at", "placeholder"), ("kind", "at", "placeholder")
-        )
-        kind = self.choice(entry.get("kind"), (*path, "kind"), ("bearer", "basic", "header", "query"))
-        name = "authorization"
-        if kind in ("header", "query"):
-            name = self.text(entry.get(kind), (*path, kind))
-        shown = self.mapping(entry.get("placeholder"), (*path, "placeholder"))
-        self.keys(shown, (*path, "placeholder"), ("env", "shape"), ("env", "shape"))
-        shape = self.text(shown.get("shape"), (*path, "placeholder", "shape"))
-        try:
-            check_shape(shape)
-        except InvalidShape as error:
-            self.problem((*path, "placeholder", "shape"), str(error))
-        at = self.at(entry.get("at"), (*path, "at"), endpoints)
-        username = entry.get("username")
-        slot = CredentialSlot(
-            kind=cast("Literal['bearer', 'basic', 'header', 'query']", kind),
-            slot=Slot(where=cast("Any", kind), name=name.lower() if kind != "query" else name),
-            authorities=(),
-            placeholder=PlaceholderSpec(env=self.text(shown.get("env"), (*path, "placeholder", "env")), shape=shape),
-            username=None if username is None else self.text(username, (*path, "username")),
-        )
-        return slot, at
-
-    def operation(
-        self, name: str, value: Any, path: Path, endpoints: Mapping[str, Endpoint], common: tuple[str, ...], native: str
-    ) -> list[RequestDef]:
-        entry = self.mapping(value, path)
-        self.keys(entry, path, (*_OPERATION_KEYS, "request_bytes", "requests"), ("effect", "why", "requests"))
-        if name in EFFECTS or not name or not all(part.replace("-", "").isalnum() for part in name.split(".")):
-            self.problem(path, "an operation name is words with dots and not the name of an effect")
-        effect = cast("Effect", self.choice(entry.get("effect"), (*path, "effect"), EFFECTS))
-        self.text(entry.get("why"), (*path, "why"))
-        inert = self.choice(entry.get("placeholders", "refused"), (*path, "placeholders"), ("refused", "inert"))
-        own = self.names(entry.get("headers"), (*path, "headers"))
-        default_arguments = self.strings(entry.get("arguments"), (*path, "arguments"))
-        request_bytes = entry.get("request_bytes")
-        if request_bytes is not None and (not isinstance(request_bytes, int) or request_bytes < 0):
-            self.problem((*path, "request_bytes"), "a number of bytes")
-            request_bytes = None
-        later = self.flag(entry, path, "later")
-        requests: list[RequestDef] = []
-        items = self.items(entry.get("requests"), (*path, "requests"))
-        for index, item in enumerate(items):
-            where: Path = (*path, "requests", index)
-            request = self.mapping(item, where)
-            self.keys(request, where, _REQUEST_KEYS, ("at", "methods", "paths"))
-            encoded_slash = self.flag(request, where, "encoded_slash")
-            paths = self.paths(request.get("paths"), (*where, "paths"), encoded_slash)
-            query, required = self.query(request, where)
-            arguments = (
-                self.strings(request["arguments"], (*where, "arguments"))
-                if "arguments" in request
-                else default_arguments
-            )
-            self.known_captures(arguments, paths, (*where, "paths"))
-            body = BodySpec(matcher=LATER, bound=0) if later else self.body(request.get("body"), (*where, "body"))
-            requests.append(
-                RequestDef(
-                    operation=name,
-                    effect=effect,
-                    at=self.at(request.get("at"), (*where, "at"), endpoints),
-                    when=cast(
-                        "Any", self.choice(request.get("when", "both"), (*where, "when"), ("both", "public", "mirror"))
-                    ),
-                    methods=tuple(
-                        self.choice(method, (*where, "methods"), _METHODS)
-                        for method in self.items(request.get("methods"), (*where, "methods"))
-                    ),
-                    paths=paths,
-                    encoded_slash=encoded_slash,
-                    query=query,
-                    query_required=required,
-                    request_headers=self.required_headers(request.get("require"), (*where, "require")),
-                    body=body,
-                    arguments=arguments,
-                    fold=self.names(entry.get("fold"), (*path, "fold")),
-                    extra_request_headers=tuple(dict.fromkeys((*common, *own))),
-                    placeholders_inert=inert == "inert",
-                    redirects_declared=self.flag(entry, path, "redirects"),
-                    download=self.flag(entry, path, "download"),
-                    request_bytes=request_bytes,
-                    native=self.choice(entry.get("native", native), (*path, "native"), NATIVES),
-                )
-            )
-        return requests
-
-    def paths(self, value: Any, path: Path, encoded_slash: bool) -> tuple[str, ...]:
-        found: list[str] = []
-        for index, template in enumerate(self.items(value, path)):
-            text = self.text(template, (*path, index))
-            try:
-                parse_path(text, encoded_slash=encoded_slash)
-            except InvalidTemplate as error:
-                self.problem((*path, index), str(error))
-            else:
-                found.append(text)
-        return tuple(found)
-
-    def known_captures(self, arguments: Mapping[str, str], paths: tuple[str, ...], path: Path) -> None:
-        """A path that yields half of an argument is a mistake: with `{owner}` alone `{owner}/{repo}` would vanish."""
-        for template in paths:
-            captured = set(parse_path(template).names)
-            for argument in arguments.values():
-                places = {part.partition("}")[0] for part in argument.split("{")[1:] if not part.startswith("query.")}
-                if places & captured and not places <= captured:
-                    self.problem(path, "a path yields only a part of an argument")
-
-    def query(self, request: Mapping[str, Any], path: Path) -> tuple[Any, tuple[str, ...]]:
-        required = self.names(request.get("required"), (*path, "required"), lower=False)
-        value = request.get("query", {})
-        if value == "any":
-            return None, required
-        allowed: dict[str, tuple[str, ...] | None] = {}
-        for name, item in self.mapping(value, (*path, "query")).items():
-            where = (*path, "query", name)
-            allowed[name] = (
-                None if item == "any" else tuple(self.text(entry, where) for entry in self.items(item, where))
-            )
-        if not set(required) <= allowed.keys():
-            self.problem((*path, "required"), "a required parameter is not in query")
-        return allowed, required
-
-    def required_headers(self, value: Any, path: Path) -> dict[str, tuple[str, ...]]:
-        if value is None:
-            return {}
-        return {
-            name.lower(): tuple(
-                self.text(item, (*path, name), empty=True).lower() for item in self.items(entry, (*path, name))
-            )
-            for name, entry in self.mapping(value, path).items()
-        }
-
-    def body(self, value: Any, path: Path) -> BodySpec | None:
-        if value is None:
-            return None
-        entry = self.mapping(value, path)
-        self.keys(entry, path, ("matcher", "bound", "params"), ("matcher", "bound"))
-        bound = entry.get("bound")
-        if not isinstance(bound, int) or isinstance(bound, bool) or not 0 < bound <= MAX_BOUND:
-            self.problem((*path, "bound"), "a bound is a number of bytes up to 32 MiB")
-            bound = 1
-        params = self.mapping(entry.get("params", {}), (*path, "params"))
-        matcher = self.text(entry.get("matcher"), (*path, "matcher"))
-        try:
-            check_params(matcher, params)
-        except ValueError as error:
-            self.problem((*path, "matcher"), str(error))
-        return BodySpec(matcher=matcher, bound=bound, params=params)
-
-    def test(self, value: Any, path: Path, names: set[str], test_headers: tuple[tuple[str, str], ...]) -> ServiceTest:
-        entry = self.mapping(value, path)
-        self.keys(entry, path, _TEST_KEYS, ("why",))
-        stated = [key for key in ("allow", "deny") if key in entry]
-        if len(stated) != 1:
-            self.problem(path, "a test says either allow or deny")
-        expect = stated[0] if stated else "deny"
-        method, _, url = self.text(entry.get(expect), (*path, expect)).partition(" ")
-        if not url:
-            self.problem((*path, expect), "a test names a method and a URL")
-        operation = ""
-        if expect == "allow":
-            operation = self.text(entry.get("operation"), (*path, "operation"))
-            if operation not in names:
-                self.problem((*path, "operation"), "unknown operation")
-        body = entry.get("body")
-        headers = (
-            self.header_pairs(entry["headers"], (*path, "headers"))
-            if "headers" in entry
-            else (test_headers if body is not None else ())
-        )
-        return ServiceTest(
-            expect=expect,
-            method=method,
-            url=url,
-            why=self.text(entry.get("why"), (*path, "why")),
-            operation=operation,
-            effect=entry.get("effect"),
-            arguments=self.strings(entry["arguments"], (*path, "arguments")) if "arguments" in entry else None,
-            near=entry.get("near"),
-            headers=headers,
-            body=None if body is None else _test_body(body),
-            line=self.marks.value(path).line,
-        )
-
-    # Small readers: each returns a value of the right type, and notes a problem where the file had another.
-
-    def problem(self, path: Path, message: str) -> None:
-        mark = self.marks.value(path)
-        self.problems.append(Problem(file=self.filename, line=mark.line, column=mark.column, message=message))
-
-    def keys(
-        self, value: Mapping[str, Any], path: Path, known: tuple[str, ...], required: tuple[str, ...] = ()
-    ) -> None:
-        for key in value:
-            if key not in known:
-                mark = self.marks.key((*path, key))
-                message = f"unknown key; known here: {', '.join(known)}"
-                self.problems.append(Problem(file=self.filename, line=mark.line, column=mark.column, message=message))
-        for key in required:
-            if key not in value:
-                self.problem(path, f"missing key {key}")
-
-    def mapping(self, value: Any, path: Path) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return value
-        self.problem(path, "a mapping is needed here")
-        return {}
-
-    def items(self, value: Any, path: Path) -> list[Any]:
-        if isinstance(value, list) and value:
-            return value
-        self.problem(path, "a list with at least one entry is needed here")
-        return []
-
-    def text(self, value: Any, path: Path, *, empty: bool = False) -> str:
-        if isinstance(value, str) and (value or empty):
-            return value
-        self.problem(path, "text is needed here")
-        return ""
-
-    def choice(self, value: Any, path: Path, allowed: tuple[str, ...]) -> str:
-        if isinstance(value, str) and value in allowed:
-            return value
-        self.problem(path, f"one of: {', '.join(allowed)}")
-        return allowed[0]
-
-    def flag(self, value: Mapping[str, Any], path: Path, key: str) -> bool:
-        flag = value.get(key, False)
-        if not isinstance(flag, bool):
-            self.problem((*path, key), "true or false is needed here")
-            return False
-        return flag
-
-    def names(self, value: Any, path: Path, *, lower: bool = True) -> tuple[str, ...]:
-        if value is None or value == []:
-            return ()
-        found = [self.text(item, (*path, index)) for index, item in enumerate(self.items(value, path))]
-        return tuple(name.lower() if lower else name for name in found)
-
-    def strings(self, value: Any, path: Path) -> dict[str, str]:
-        if value is None:
-            return {}
-        return {key: self.text(item, (*path, key)) for key, item in self.mapping(value, path).items()}
-
-    def header_pairs(self, value: Any, path: Path) -> tuple[tuple[str, str], ...]:
-        return tuple((name.lower(), text) for name, text in self.strings(value, path).items())
-
-    def at(self, value: Any, path: Path, endpoints: Mapping[str, Endpoint]) -> tuple[str, ...]:
-        keys = [value] if isinstance(value, str) else self.items(value, path)
-        for key in keys:
-            if key not in endpoints:
-                self.problem(path, "not one of this service's hosts")
-        return tuple(key for key in keys if key in endpoints)
-
-
-def _test_body(value: Any) -> bytes:
-    return value.encode("utf-8") if isinstance(value, str) else json.dumps(value).encode("utf-8")
-
-
-# --- putting hosts in ------------------------------------------------------------------------------------------------
-
-
-def _finish(service: ServiceDef) -> ServiceDef:
-    """`service` with its operations and credential places made from its endpoints."""
-    operations: list[Operation] = []
-    used: dict[str, int] = {}
-    for request in service.requests:
-        if request.when == "mirror" and service.like is None:
-            continue
-        # One operation for each (scheme, port, prefix): hosts that share them are one place in several spellings.
-        places: dict[tuple[Scheme, int, str], list[Host]] = {}
-        for key in request.at:
-            endpoint = service.endpoints.get(key)
-            if endpoint is not None:
-                places.setdefault((endpoint.scheme, endpoint.port, endpoint.prefix), []).append(endpoint.host)
-        for (scheme, port, prefix), hosts in places.items():
-            count = used[request.operation] = used.get(request.operation, 0) + 1
-            suffix = "" if count == 1 else f"#{count}"
-            operations.append(
-                Operation(
-                    id=f"{service.name}/{request.operation}{suffix}",
-                    effect=request.effect,
-                    hosts=tuple(HostPattern(kind="exact", suffix=host.text) for host in hosts),
-                    port=port,
-                    scheme=scheme,
-                    methods=request.methods,
-                    paths=tuple(
-                        parse_path(prefix + template, encoded_slash=request.encoded_slash) for template in request.paths
-                    ),
-                    query=request.query,
-                    query_required=request.query_required,
-                    request_headers=request.request_headers,
-                    body=request.body,
-                    arguments=request.arguments,
-                    fold=request.fold,
-                    extra_request_headers=request.extra_request_headers,
-                    native=request.native,
-                    placeholders_inert=request.placeholders_inert,
-                    redirects_declared=request.redirects_declared,
-                    download=request.download,
-                    request_bytes=request.request_bytes,
-                )
-            )
-    credential = service.credential
-    if credential is not None:
-        places_of = (service.endpoints.get(key) for key in service.credential_at)
-        authorities = dict.fromkeys((place.host.text, place.port) for place in places_of if place is not None)
-        credential = replace(credential, authorities=tuple(authorities)) if authorities else None
-    return replace(service, operations=tuple(operations), credential=credential)
 
 
 def _split_base(base: str) -> tuple[Scheme, Host, int, str]:
@@ -624,23 +108,10 @@ def _split_base(base: str) -> tuple[Scheme, Host, int, str]:
     except InvalidName:
         raise InvalidBase("a base names one host, without user or password") from None
     prefix = parts.path.rstrip("/")
-    if not _prefix_ok(prefix):
+    if not is_plain_prefix(prefix):
         raise InvalidBase("the path of a base is plain canonical text")
     return scheme, host, port, prefix
 
-
-def _prefix_ok(prefix: str) -> bool:
-    if prefix == "":
-        return True
-    try:
-        path = CanonicalPath.parse(prefix)
-        pattern = parse_path(prefix)
-    except (InvalidTarget, InvalidTemplate):
-        return False
-    return not prefix.endswith("/") and not pattern.names and not pattern.rest and path.segments == pattern.segments
-
-
-# --- what everyone needs from it -------------------------------------------------------------------------------------
 
 _BUILTIN: Mapping[str, ServiceDef] = {
     service.name: service for service in (parse_service(text, name) for name, text in read_builtin().items())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rules.catalogue import ServiceDef, ServiceTest
 from rules.facts import FactsRefused, RequestFacts
 from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, match_operation
 from rules.policy import Operation
+from rules.service import ServiceDef, ServiceTest
 
 
 def run_service_tests(service: ServiceDef) -> tuple[str, ...]:

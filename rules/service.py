@@ -1,0 +1,189 @@
+"""A service: its places, its credential slot, its operations. Values only; files are read in rules/service_file.py.
+
+A service is first written without hosts (`RequestDef`: which of its places, which paths); `put_hosts_in` makes
+the operations. So the same description serves the public hosts and any `base` that `like:` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from rules.matching import InvalidTemplate, parse_path
+from rules.names import Host, Scheme
+from rules.paths import CanonicalPath, InvalidTarget
+from rules.policy import BodySpec, Effect, HostPattern, Operation, PlaceholderSpec, Slot
+
+EFFECTS: tuple[str, ...] = get_args(Effect)
+NATIVES = ("problem", "git", "npm", "pypi", "openai", "anthropic")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One place of a service: where it is, and where it lies under a `base` (None: nowhere)."""
+
+    scheme: Scheme
+    host: Host
+    port: int
+    prefix: str
+    mirror: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CredentialSlot:
+    """How the provider takes a credential. What credentials.yaml means by `service: NAME`."""
+
+    kind: Literal["bearer", "basic", "header", "query"]
+    slot: Slot
+    authorities: tuple[tuple[str, int], ...]
+    """(host text, port)."""
+    placeholder: PlaceholderSpec
+    username: str | None = None
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        return tuple(Host.parse(f"[{host}]" if ":" in host else host) for host, _ in self.authorities)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceTest:
+    """One line of `tests:`. `near` is where a denied request fails (rules.matching.NEARNESS, or `target`)."""
+
+    expect: Literal["deny", "allow"]
+    method: str
+    url: str
+    why: str
+    operation: str = ""
+    effect: str | None = None
+    arguments: Mapping[str, str] | None = None
+    near: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = None
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDef:
+    """One way to state an operation, before hosts are put in."""
+
+    operation: str
+    effect: Effect
+    at: tuple[str, ...]
+    when: Literal["both", "public", "mirror"]
+    methods: tuple[str, ...]
+    paths: tuple[str, ...]
+    encoded_slash: bool
+    query: Mapping[str, tuple[str, ...] | None] | None
+    query_required: tuple[str, ...]
+    request_headers: Mapping[str, tuple[str, ...]]
+    body: BodySpec | None
+    arguments: Mapping[str, str]
+    fold: tuple[str, ...]
+    extra_request_headers: tuple[str, ...]
+    placeholders_inert: bool
+    redirects_declared: bool
+    download: bool
+    request_bytes: int | None
+    native: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceDef:
+    """One service, ready to use. `operations` ids are unique: `github/git.fetch`, and `github/git.fetch#2` for its
+    second way of being stated. Select them with `select`, never by comparing ids."""
+
+    name: str
+    title: str
+    native: str
+    endpoints: Mapping[str, Endpoint]
+    operations: tuple[Operation, ...]
+    credential: CredentialSlot | None
+    auth_headers: tuple[str, ...]
+    auth_query: tuple[str, ...]
+    requests: tuple[RequestDef, ...]
+    credential_at: tuple[str, ...] = ()
+    tests: tuple[ServiceTest, ...] = ()
+    like: str | None = None
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        return tuple(dict.fromkeys(endpoint.host for endpoint in self.endpoints.values()))
+
+    @property
+    def operation_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(request.operation for request in self.requests))
+
+    def select(self, selector: str) -> tuple[Operation, ...]:
+        """The operations named `selector`, or all whose effect it is. () where there is none: an error for callers."""
+        if selector in EFFECTS:
+            return tuple(op for op in self.operations if op.effect == selector)
+        wanted = f"{self.name}/{selector}"
+        return tuple(op for op in self.operations if op.id.partition("#")[0] == wanted)
+
+    def arguments(self, selector: str) -> frozenset[str]:
+        """The arguments that a rule may bind on `selector`."""
+        names = {name for op in self.select(selector) for name in op.arguments}
+        if any(op.body is not None and op.body.matcher.startswith("llm_") for op in self.select(selector)):
+            names.add("model")
+        return frozenset(names)
+
+
+def put_hosts_in(service: ServiceDef) -> ServiceDef:
+    """`service` with its operations and credential places made from its endpoints."""
+    operations: list[Operation] = []
+    used: dict[str, int] = {}
+    for request in service.requests:
+        if request.when == "mirror" and service.like is None:
+            continue
+        # One operation for each (scheme, port, prefix): hosts that share them are one place in several spellings.
+        places: dict[tuple[Scheme, int, str], list[Host]] = {}
+        for key in request.at:
+            endpoint = service.endpoints.get(key)
+            if endpoint is not None:
+                places.setdefault((endpoint.scheme, endpoint.port, endpoint.prefix), []).append(endpoint.host)
+        for (scheme, port, prefix), hosts in places.items():
+            count = used[request.operation] = used.get(request.operation, 0) + 1
+            suffix = "" if count == 1 else f"#{count}"
+            operations.append(
+                Operation(
+                    id=f"{service.name}/{request.operation}{suffix}",
+                    effect=request.effect,
+                    hosts=tuple(HostPattern(kind="exact", suffix=host.text) for host in hosts),
+                    port=port,
+                    scheme=scheme,
+                    methods=request.methods,
+                    paths=tuple(
+                        parse_path(prefix + template, encoded_slash=request.encoded_slash) for template in request.paths
+                    ),
+                    query=request.query,
+                    query_required=request.query_required,
+                    request_headers=request.request_headers,
+                    body=request.body,
+                    arguments=request.arguments,
+                    fold=request.fold,
+                    extra_request_headers=request.extra_request_headers,
+                    native=request.native,
+                    placeholders_inert=request.placeholders_inert,
+                    redirects_declared=request.redirects_declared,
+                    download=request.download,
+                    request_bytes=request.request_bytes,
+                )
+            )
+    credential = service.credential
+    if credential is not None:
+        places_of = (service.endpoints.get(key) for key in service.credential_at)
+        authorities = dict.fromkeys((place.host.text, place.port) for place in places_of if place is not None)
+        credential = replace(credential, authorities=tuple(authorities)) if authorities else None
+    return replace(service, operations=tuple(operations), credential=credential)
+
+
+def is_plain_prefix(prefix: str) -> bool:
+    if prefix == "":
+        return True
+    try:
+        path = CanonicalPath.parse(prefix)
+        pattern = parse_path(prefix)
+    except (InvalidTarget, InvalidTemplate):
+        return False
+    return not prefix.endswith("/") and not pattern.names and not pattern.rest and path.segments == pattern.segments
