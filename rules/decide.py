@@ -266,7 +266,7 @@ def _deny_matches(rule: Rule, facts: RequestFacts, sandbox: Sandbox) -> bool:
         )
         for path in _readings(facts.path):
             there = Destination(op.scheme, destination.host, op.port)
-            answer = match_operation(wide, replace(facts, path=path, destination=there, body=None))
+            answer = match_operation(wide, replace(facts, path=path, destination=there, body=None, has_body=False))
             if isinstance(answer, Matched) and (
                 rule.bind.keys() - answer.arguments.keys() or bind_arguments(rule, sandbox, answer.arguments)
             ):
@@ -367,7 +367,7 @@ def _ask(
                     continue
                 case NoMatch(near=name):
                     depth = NEARNESS.index(name) if name in NEARNESS else 0
-            if near is None or depth > near.depth:
+            if near is None or (-depth, rule.id, op.id) < (-near.depth, near.rule.id, near.op.id):
                 near = _Near(depth=depth, rule=rule, op=op)
     candidates.sort(key=lambda candidate: candidate.key)
     return candidates, bound, near
@@ -379,7 +379,8 @@ def _nothing_matched(role: Role, near: _Near | None) -> Denied:
         return Denied(reason="no-rule", message=role.message)
     name = NEARNESS[near.depth]
     paths = ", ".join(pattern.template for pattern in near.op.paths[:3])
-    remedy = f"Nearest is {near.rule.id}: {' '.join(near.op.methods)} {paths}; the {name} differs."
+    differs = "it cannot be judged yet" if name == "later" else f"the {name} differs"
+    remedy = f"Nearest is {near.rule.id}: {' '.join(near.op.methods)} {paths}; {differs}."
     reason = "body-not-judged" if name == "body" else "no-rule"
     return Denied(reason=reason, message=role.message, remedy=remedy[:400])
 
