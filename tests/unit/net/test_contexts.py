@@ -231,3 +231,17 @@ def test_a_chain_loads_without_a_file_in_a_hardened_unprivileged_process(tmp_pat
     child.join(10)
     results.close()
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_context_made_across_a_rotation_is_not_kept() -> None:
+    """A chain that was asked for before `clear` serves its waiter and nobody after it."""
+    vault = Vault()
+    vault.pause.clear()
+    contexts = ServerContexts(KEY, vault, now=lambda: NOW)
+    waiting = asyncio.ensure_future(contexts.get(API))
+    while not vault.asked:
+        await asyncio.sleep(0)
+    contexts.clear()
+    vault.pause.set()
+    await waiting
+    assert len(contexts) == 0

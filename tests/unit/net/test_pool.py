@@ -11,6 +11,7 @@ import pytest
 
 from net.dial import Connected, DialError, DialTarget
 from net.pool import Lease, Pool, PoolKey, PoolLimits
+from net.stream import StreamBroken
 from net.trust import TrustKey
 from rules.names import Destination, Host
 from tests.support.streams import MemoryStream
@@ -219,7 +220,7 @@ async def test_a_cut_just_as_the_dial_succeeds_leaves_no_connection(pool: Pool, 
     pool.cut(lambda key, address: True)
     with pytest.raises(DialError):
         await dialling
-    with pytest.raises(Exception, match="reset"):
+    with pytest.raises(StreamBroken, match="reset"):
         await dialer.far[0].receive()
     assert pool.in_use == 0
 
@@ -295,3 +296,20 @@ async def test_a_connection_is_reused_most_recent_first_and_a_bounded_number_of_
     await exchange(fresh, dialer)
     pool.release(fresh)
     assert await pool.acquire(KEY) is fresh
+
+
+async def test_a_caller_cancelled_just_as_its_dial_succeeds_leaves_no_connection(
+    pool: Pool, dialer: MemoryDialer
+) -> None:
+    """The connection that nobody will take is aborted."""
+    dialer.go.clear()
+    dialling = asyncio.ensure_future(pool.acquire(KEY))
+    await dialer.started.wait()
+    dialer.go.set()
+    while not dialer.far:
+        await asyncio.sleep(0)
+    dialling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dialling
+    with pytest.raises(StreamBroken, match="reset"):
+        await dialer.far[0].receive()
