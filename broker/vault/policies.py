@@ -4,7 +4,7 @@ Rules:
 - A file that others may write is refused, as is a policy that is missing, empty or names no role.
 - `tests:` run against the new policy before it counts; one that fails rejects the whole.
 - A rejected policy changes nothing: the last good one stays, and the rejection is kept for the status.
-- `file:` certificates of `destinations:` lie beside or below the policy file; nothing else is ever read for it.
+- `file:` certificates of `destinations:` lie beside or below the policy or credentials file; nothing else is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 from broker.errors import BrokerError
 from rules.compile import compile_policy
-from rules.parse import Parsed, PolicyError, SecretBinding, Sources, parse_sources
+from rules.credentials_file import SecretBinding
+from rules.parse import Parsed, PolicyError, Sources, parse_sources
 from rules.policy import Policy
 from rules.policytests import run_tests
 
@@ -80,31 +81,35 @@ def load_policy(policy_path: Path, credentials_path: Path | None, now: float) ->
         credentials = (credentials_path.name, _read(credentials_path))
     if not any(_says_something(text) for text in texts.values()):
         raise PolicyRejected("policy-empty", f"{policy_path} says nothing", "run `exeat init` to write a first one")
-    base = policy_path if policy_path.is_dir() else policy_path.parent
+    bases = [policy_path if policy_path.is_dir() else policy_path.parent]
+    if credentials_path is not None:
+        bases.append(credentials_path.parent)
     try:
         parsed: Parsed = parse_sources(
-            Sources(policy=texts, credentials=credentials, services=services, ca_files=_certificate_reader(base))
+            Sources(
+                policy=texts, credentials=credentials, services=services, ca_files=_certificate_reader(tuple(bases))
+            )
         )
         policy = compile_policy(parsed.document)
     except PolicyError as error:
-        lines = tuple(
-            f"{problem.file}:{problem.line}:{problem.column}: {problem.message}" for problem in error.problems
-        )
+        lines = tuple(str(problem) for problem in error.problems)
         raise PolicyRejected("policy-invalid", f"{len(lines)} problem(s)", "see the lines named", lines) from None
     except ValueError as error:
         raise PolicyRejected("policy-invalid", f"the policy cannot be compiled ({type(error).__name__})") from None
     if not policy.roles:
         raise PolicyRejected("policy-empty", "the policy names no role", "run `exeat init` to write a first one")
-    failed = tuple(str(result) for result in run_tests(policy, parsed.tests) if not result.passed)
+    failed = tuple(
+        f"{result.test.place or 'tests'}: {result.test.request}: {result.got}"
+        for result in run_tests(policy, parsed.tests)
+        if not result.passed
+    )
     if failed:
         raise PolicyRejected("policy-tests-failed", f"{len(failed)} test(s) of the policy fail", "", failed)
     return ActivePolicy(
         policy=policy,
         secrets=dict(parsed.secrets),
         files=tuple(sorted((*texts, *services, *((credentials[0],) if credentials else ())))),
-        warnings=tuple(
-            f"{problem.file}:{problem.line}:{problem.column}: {problem.message}" for problem in parsed.warnings
-        ),
+        warnings=tuple(str(problem) for problem in parsed.warnings),
         loaded_at=now,
     )
 
@@ -160,17 +165,19 @@ def _says_something(text: str) -> bool:
     return any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
 
 
-def _certificate_reader(base: Path) -> Callable[[str], str]:
+def _certificate_reader(bases: tuple[Path, ...]) -> Callable[[str], str]:
     def read(name: str) -> str:
-        path = base / name.removeprefix("file:")
-        if not path.resolve().is_relative_to(base.resolve()):
-            raise ValueError("a certificate file lies beside the policy")
-        try:
-            text = _read(path)
-        except PolicyRejected as error:
-            raise ValueError(error.detail) from None
-        if "-----BEGIN CERTIFICATE-----" not in text or "PRIVATE KEY" in text:
-            raise ValueError("the file holds no certificate, or more than certificates")
-        return text
+        for base in bases:
+            path = base / name.removeprefix("file:")
+            if not path.resolve().is_relative_to(base.resolve()) or not path.exists():
+                continue
+            try:
+                text = _read(path)
+            except PolicyRejected as error:
+                raise ValueError(error.detail) from None
+            if "-----BEGIN CERTIFICATE-----" not in text or "PRIVATE KEY" in text:
+                raise ValueError("the file holds no certificate, or more than certificates")
+            return text
+        raise ValueError("no such file beside or below the policy or the credentials file")
 
     return read

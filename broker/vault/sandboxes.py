@@ -19,6 +19,7 @@ from hashlib import sha256
 
 from broker.errors import BrokerError
 from rules.facts import Sandbox
+from rules.grammar import ATTRIBUTE_NAME, valid_attribute
 from rules.placeholders import make
 from rules.policy import CredentialDef, Policy
 from state.records import SandboxRecord
@@ -32,7 +33,6 @@ MAX_SANDBOXES = 10_000
 MAX_ATTRIBUTES = 32
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 _WORDS = re.compile(r"[^\x00-\x1f\x7f]{0,200}\Z")
 
 Random = Callable[[int], bytes]
@@ -201,7 +201,7 @@ class SandboxTable:
 
 
 def check(request: Request, policy: Policy) -> None:
-    """Raise SandboxRefused unless every value may stand in a sandbox (attributes: one plain segment, RULINGS 3.3)."""
+    """Raise SandboxRefused unless every value may stand in a sandbox (attributes: rules.grammar)."""
     if request.role not in policy.roles:
         raise SandboxRefused("unknown-role", "the policy has no such role", "see `exeat policy explain`")
     if not _PLAIN.match(request.tenant):
@@ -212,8 +212,8 @@ def check(request: Request, policy: Policy) -> None:
     if len(request.attributes) > MAX_ATTRIBUTES:
         raise SandboxRefused("bad-attribute", f"at most {MAX_ATTRIBUTES} attributes")
     for name, value in request.attributes.items():
-        if not _NAME.match(name) or not _attribute(value):
-            raise SandboxRefused("bad-attribute", "an attribute is one segment without / . * or control characters")
+        if not ATTRIBUTE_NAME.match(name) or not valid_attribute(value):
+            raise SandboxRefused("bad-attribute", "an attribute is words of [A-Za-z0-9_-] joined by single . or /")
     kind = request.channel.get("kind", "")
     if kind not in CHANNELS or set(request.channel) - {"kind", "address"}:
         raise SandboxRefused("bad-channel", f"a channel's kind is one of {', '.join(CHANNELS)}")
@@ -232,10 +232,6 @@ def usable_credentials(policy: Policy, role: str) -> tuple[CredentialDef, ...]:
     """The credentials that the rules of `role` name, each once, in order of name."""
     names = {rule.credential for rule in policy.roles[role].rules if rule.action == "allow" and rule.credential}
     return tuple(policy.credentials[name] for name in sorted(names) if name in policy.credentials)
-
-
-def _attribute(value: str) -> bool:
-    return _PLAIN.match(value) is not None
 
 
 def _same_address(left: str, right: str) -> bool:

@@ -14,8 +14,10 @@ import base64
 import json
 import os
 import socket
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -31,10 +33,10 @@ from broker.vault.desk import OWN_SECRETS, Desk, Settings
 from broker.vault.fleet import Fleet, Member
 from broker.vault.keys import check_private_directory, key_from_passphrase, read_key_file, read_private
 from broker.vault.leaves import LeafOffice
-from broker.vault.ledger import Ledger
+from broker.vault.ledger import ECHO_LIMIT, Ledger
 from broker.vault.open import Opener
 from broker.vault.opened import Opened, Refused
-from broker.vault.records import who
+from broker.vault.records import Fields, who
 from broker.vault.sandboxes import SandboxTable
 from broker.vault.store import SecretStore, StoreError, check_rollback
 from broker.vault.tickets import StateTickets
@@ -277,20 +279,39 @@ class Vault:
             self._keys.pop(session.name, None)
             self.fleet.send(WorkerGone(worker=session.name), self.fleet.members("executor"))
 
-    async def echoed(self, sandbox: Sandbox, credential: str, request_id: str, hits: int) -> None:
-        """An answer held the secret: recorded by name, counted, and at the third in an hour the credential is shut."""
-        disarmed = self.ledger.note_echo((sandbox.tenant, sandbox.id), credential, self.clock.boot())
-        fields = {**who(sandbox), "request_id": request_id, "credential": credential}
-        await self.journal.append(Event("secret.echoed", {**fields, "redacted": hits}))
-        if disarmed:
-            now = self.clock.wall()
-            await asyncio.get_running_loop().run_in_executor(
-                self._thread, lambda: self.state.disarm(sandbox.tenant, sandbox.id, credential, now)
-            )
-            await self.journal.append(Event("credential.disarmed", {**fields, "reason": "secret-echoed"}), durable=True)
+    async def echoed(self, call: _Call) -> None:
+        """An answer held the secret (the executor recorded it): counted, and the third in an hour shuts the credential.
+
+        RULINGS 7.1. Shut for this sandbox until it ends, also over a restart.
+        """
+        box, credential = call.sandbox, call.credential
+        if not self.ledger.note_echo((box.tenant, box.id), credential, self.clock.boot()):
+            return
+        now = self.clock.wall()
+        await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: self.state.disarm(box.tenant, box.id, credential, now)
+        )
+        await self.journal.append(
+            Event("credential.disarmed", {**call.record, "reason": "secret-echoed", "count": ECHO_LIMIT}), durable=True
+        )
+
+    async def orphaned(self, call: _Call) -> None:
+        """The executor of a recorded intent is gone: the outcome is that nobody knows."""
+        await self.journal.append(
+            Event("broker.outcome", {**call.record, "error": "executor-lost", "completed": False}), durable=True
+        )
 
     async def leaf(self, request: LeafRequest, spki: bytes, worker: str) -> bytes:
         return encode(await self._leaves.mint(request, spki, worker))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What the vault remembers of a call whose material it released."""
+
+    sandbox: Sandbox
+    credential: str
+    record: Fields
 
 
 class _Session:
@@ -302,8 +323,10 @@ class _Session:
         self.kind = kind
         self.member: Member | None = None
         self._spki = b""
-        self._open: dict[int, tuple[Sandbox, str, str]] = {}
-        """Open id -> (sandbox, credential, request id) of calls in flight."""
+        self._open: dict[int, _Call] = {}
+        """By Open id: calls in flight."""
+        self._done: OrderedDict[int, _Call] = OrderedDict()
+        """Calls that just ended: the report of an echo comes after the end."""
         self.channel = ControlChannel(self._on_message, self._on_lost)
 
     def _on_message(self, message: ToVault) -> None:
@@ -326,12 +349,16 @@ class _Session:
                 self._work(self._answer(message))
             case Done():
                 self._only("executor")
-                self._open.pop(message.id, None)
+                call = self._open.pop(message.id, None)
+                if call is not None:
+                    self._done[message.id] = call
+                if len(self._done) > MAX_IN_FLIGHT:
+                    self._done.popitem(last=False)
             case Echo():
                 self._only("executor")
-                call = self._open.get(message.id)
-                if call is not None and call[1] == message.credential:
-                    self._work(self._vault.echoed(call[0], call[1], call[2], message.hits))
+                call = self._open.get(message.id) or self._done.get(message.id)
+                if call is not None and call.credential == message.credential:
+                    self._work(self._vault.echoed(call))
             case _:
                 assert_never(message)
 
@@ -388,7 +415,9 @@ class _Session:
             case Opened():
                 permit, material = answer.permit, answer.material
                 credential = "" if material is None else str(material.definition.name)
-                self._open[message.id] = (permit.sandbox, credential, answer.request_id)
+                self._open[message.id] = _Call(
+                    sandbox=permit.sandbox, credential=credential, record=_record(answer, credential)
+                )
                 self.channel.send(
                     encode(
                         OpenedMessage(
@@ -408,8 +437,23 @@ class _Session:
                 assert_never(answer)
 
     def _on_lost(self) -> None:
+        for call in self._open.values():
+            self._vault.spawn(self._vault.orphaned(call))
         self._open.clear()
+        self._done.clear()
         self._vault.goodbye(self)
+
+
+def _record(answer: Opened, credential: str) -> Fields:
+    permit = answer.permit
+    return {
+        **who(permit.sandbox),
+        "request_id": answer.request_id,
+        "policy": answer.policy_digest,
+        "rule": permit.rule,
+        "operation": permit.operation,
+        "credential": credential or None,
+    }
 
 
 def open_vault(boot: Boot, journal: Journal, random: Random = os.urandom) -> Vault:
