@@ -92,7 +92,7 @@ _THINKING = c.record(
 _OUTPUT = c.record(
     {},
     {
-        "effort": c.one_of("low", "medium", "high", "max"),
+        "effort": c.one_of("low", "medium", "high", "xhigh", "max"),
         "format": c.record({"type": c.one_of("json_schema"), "schema": c.json_schema}),
     },
 )
