@@ -415,16 +415,7 @@ class Executor:
     async def _outcome(
         self, opened: Opened, permit: Permit, sandbox: Sandbox, ended: _Ended, echoes: int, record: Fields
     ) -> None:
-        """11: the outcome, whatever happened, and the end of the material."""
-        self._vault.done(
-            Done(
-                id=opened.id,
-                sent=ended.sent,
-                status=ended.status,
-                bytes_up=ended.bytes_up,
-                bytes_down=ended.bytes_down,
-            )
-        )
+        """11: the outcome, whatever happened, and the end of the material. An echo is recorded by the vault."""
         judged: Fields = {
             "rule": permit.rule,
             "rules": permit.rules,
@@ -435,15 +426,23 @@ class Executor:
             "credential_version": opened.version or None,
             "credential_owner": opened.owner or None,
         }
-        events = [Event("broker.outcome", {**record, **judged, **ended.fields(), "redacted": echoes or None})]
         if echoes:
             self._vault.echoed(Echo(id=opened.id, credential=opened.credential, hits=echoes))
-            events.append(Event("secret.echoed", {**record, **judged, "redacted": echoes}))
-        for event in events:
-            try:
-                await self._journal.append(event)
-            except AuditUnavailable as error:
-                complain("executor", "an outcome could not be recorded", error)
+        try:
+            fields: Fields = {**record, **judged, **ended.fields(), "redacted": echoes or None}
+            await self._journal.append(Event("broker.outcome", fields))
+        except AuditUnavailable as error:
+            complain("executor", "an outcome could not be recorded", error)
+        finally:
+            self._vault.done(
+                Done(
+                    id=opened.id,
+                    sent=ended.sent,
+                    status=ended.status,
+                    bytes_up=ended.bytes_up,
+                    bytes_down=ended.bytes_down,
+                )
+            )
 
     async def _record_refusal(self, refused: _Refused) -> Refusal:
         refusal = refused.refusal
