@@ -100,7 +100,7 @@ class Report:
         """The one sentence that an auditor may quote."""
         seen = self.coverage
         if self.bad is not None:
-            return f"BROKEN at record {self.bad.sequence}: {self.bad.problem}"
+            return f"DAMAGED at record {self.bad.sequence}: {self.bad.problem}"
         span = f"{seen.records} records ({seen.first} to {seen.last})"
         after = f"what followed record {seen.last} cannot be excluded"
         if seen.anchored_up_to:
@@ -214,22 +214,36 @@ class _Walk:
     def __iter__(self) -> Iterator[_Line]:
         head: Head | None = None
         before: _Line | None = None
-        for line in self._lines():
-            record = line.record
-            if head is None:
-                head = self._begin(line)
-            if line.sequence != head.sequence + 1:
-                raise _Found(line.file, line.number, head.sequence + 1, f"is missing: record {line.sequence} is here")
-            if record.get("prev") != head.hash:
-                raise self._blame(before, line)
-            self._check(line)
-            # A line is yielded when the next one confirmed its hash, so that the right one of two is blamed.
-            if before is not None:
+        try:
+            for line in self._lines():
+                if head is None:
+                    head = self._begin(line)
+                self._fits(head, before, line)
+                # A line is yielded when the next one confirmed its hash, so that the right one of two is blamed.
+                if before is not None:
+                    yield before
+                before, head = line, Head(sequence=line.sequence, hash=line_hash(line.raw))
+        except _Found as found:
+            if before is not None and (found.bad.file, found.bad.line) != (before.file, before.number):
                 yield before
-            before, head = line, Head(sequence=line.sequence, hash=line_hash(line.raw))
+            raise
         if before is None:
             raise Unverifiable("there is no record here")
         yield before
+
+    def _fits(self, head: Head, before: _Line | None, line: _Line) -> None:
+        """3: the next number, the hash of the line before, a known version, the same node."""
+        linked = line.record.get("prev") == head.hash
+        expected = head.sequence + 1
+        if line.sequence > expected:
+            raise _Found(line.file, line.number, expected, f"is missing: record {line.sequence} is here")
+        if line.sequence < expected and linked:
+            raise _Found(line.file, line.number, expected, f"was changed: it calls itself {line.sequence}")
+        if line.sequence < expected:
+            raise _Found(line.file, line.number, line.sequence, "stands here again")
+        if not linked:
+            raise self._blame(before, line)
+        self._check(line)
 
     def _begin(self, line: _Line) -> Head:
         self._node = line.record.get("node")
