@@ -12,9 +12,11 @@ in any loop callback closes the socket (RULINGS 11.3: the loops do that for some
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import struct
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -23,7 +25,7 @@ READ_SIZE = 64 * 1024
 HIGH_WATER = 256 * 1024
 """Unread bytes at which reading pauses, and unsent bytes at which drain() waits."""
 LOW_WATER = 64 * 1024
-"""Unread bytes at which reading resumes, and unsent bytes at which drain() returns."""
+"""Unsent bytes at which a waiting drain() returns. Paused reading resumes when the buffer is empty and asked for."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -238,6 +240,8 @@ class BufferedStream:
                 return data
             if self._held:
                 self.resume_reading()
+                if self._buffer or self._eof:
+                    continue
             await self._wait()
 
     async def _wait(self) -> None:
@@ -313,6 +317,9 @@ def _read_buffer() -> memoryview:
     except AttributeError:
         view = _scratch.view = memoryview(bytearray(READ_SIZE))
         return view
+
+
+_LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 class SocketStream(BufferedStream, asyncio.BufferedProtocol):
@@ -480,9 +487,18 @@ class SocketStream(BufferedStream, asyncio.BufferedProtocol):
             self._aborted = True
             self._stop_timer()
             if self._transport is not None and not self._gone:
+                self._reset_on_close(self._transport)
                 self._transport.abort()
             self._break(StreamBroken("closed"))
             self._wake_drain()
+
+    @staticmethod
+    def _reset_on_close(transport: asyncio.Transport) -> None:
+        """Make the kernel end the connection with a reset: a plain FIN would pass a cut message off as a whole one."""
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
 
     async def close(self) -> None:
         transport = self._transport
@@ -552,6 +568,3 @@ def _no_delay(sock: socket.socket) -> None:
     """TCP_NODELAY, whatever the socket was made with (RULINGS 11.8: without it a request costs 44 ms)."""
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-Handler = Callable[[ByteStream], Awaitable[None]]
