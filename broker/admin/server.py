@@ -48,6 +48,7 @@ STATUS = {
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 VAULT: web.AppKey[Vault] = web.AppKey("vault", Vault)
+ACTOR: web.RequestKey[str] = web.RequestKey("actor", str)
 
 
 async def serve_admin(vault: Vault) -> web.AppRunner:
@@ -93,7 +94,7 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             raise BrokerError("not-permitted", "the Host header is not ours")
         if request.method in ("POST", "PUT") and request.content_type != "application/json":
             raise BadRequest("bad-json", "the body must be application/json")
-        request["actor"] = f"uid:{peer.uid}"
+        request[ACTOR] = f"uid:{peer.uid}"
         return await handler(request)
     except PolicyRejected as error:
         return _error(error.code, error.detail, error.remedy, problems=list(error.problems))
@@ -150,7 +151,7 @@ async def _create(request: web.Request) -> web.Response:
         attributes=texts(body, "attributes"),
         channel=texts(body, "channel") or {"kind": "shared"},
     )
-    created, late = await vault.desk.create(asked, request["actor"])
+    created, late = await vault.desk.create(asked, request[ACTOR])
     alone = created.record.channel["kind"] in ALONE
     answer = {
         **_sandbox(created.record),
@@ -182,7 +183,7 @@ async def _show(request: web.Request) -> web.Response:
 
 
 async def _end(request: web.Request) -> web.Response:
-    ended = await request.app[VAULT].desk.end(request.match_info["id"], request["actor"])
+    ended = await request.app[VAULT].desk.end(request.match_info["id"], request[ACTOR])
     return web.json_response(
         {
             "id": ended.sandbox,
@@ -241,7 +242,7 @@ async def _policy(request: web.Request) -> web.Response:
 
 async def _reload(request: web.Request) -> web.Response:
     read_object(await request.read(), {})
-    active, changed, late = await request.app[VAULT].desk.reload(request["actor"])
+    active, changed, late = await request.app[VAULT].desk.reload(request[ACTOR])
     return web.json_response(
         {
             "digest": active.digest,
@@ -303,7 +304,7 @@ async def _add_secret(request: web.Request) -> web.Response:
         secret_value(body),
         owner=body.get("owner", ""),
         scrub=body.get("scrub", True),
-        actor=request["actor"],
+        actor=request[ACTOR],
     )
     answer = {"name": info.name, "version": info.version, "generation": vault.store.generation}
     return web.json_response(answer, status=201)
@@ -313,7 +314,7 @@ async def _rotate_secret(request: web.Request) -> web.Response:
     vault = request.app[VAULT]
     body = read_object(await request.read(), {"value": str, "value_base64": str, "scrub": bool})
     info, late = await vault.desk.rotate_secret(
-        request.match_info["name"], secret_value(body), scrub=body.get("scrub"), actor=request["actor"]
+        request.match_info["name"], secret_value(body), scrub=body.get("scrub"), actor=request[ACTOR]
     )
     return web.json_response(
         {
@@ -328,7 +329,7 @@ async def _rotate_secret(request: web.Request) -> web.Response:
 async def _remove_secret(request: web.Request) -> web.Response:
     vault = request.app[VAULT]
     name = request.match_info["name"]
-    late = await vault.desk.remove_secret(name, request["actor"])
+    late = await vault.desk.remove_secret(name, request[ACTOR])
     return web.json_response(
         {"name": name, "removed": True, "generation": vault.store.generation, "unacknowledged": list(late)}
     )

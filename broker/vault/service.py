@@ -463,12 +463,23 @@ def open_vault(boot: Boot, journal: Journal, random: Random = os.urandom) -> Vau
     store = SecretStore(state_dir / "store.json", lambda salt: _key(boot, state_dir, salt), random)
     try:
         state = StateStore(state_dir / "state.sqlite")
+    except StateError as error:
+        raise _state_refused(error) from None
+    try:
         check_rollback(store, state.store_generation())
         clock = SystemClock(state.raise_clock_floor(SystemClock(state.clock_floor()).wall()))
+        authority = _authority(store, clock)
+        return Vault(boot, state=state, store=store, authority=authority, journal=journal, clock=clock, random=random)
     except StateError as error:
-        raise BootRefused(error.code, error.detail, "see docs/limits.md, restore from a backup") from None
-    authority = _authority(store, clock)
-    return Vault(boot, state=state, store=store, authority=authority, journal=journal, clock=clock, random=random)
+        state.close()
+        raise _state_refused(error) from None
+    except BaseException:
+        state.close()
+        raise
+
+
+def _state_refused(error: StateError) -> BootRefused:
+    return BootRefused(error.code, error.detail, "see the messages above; restore the state from a backup")
 
 
 def report(boot: Boot, line: dict[str, Any]) -> None:

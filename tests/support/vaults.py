@@ -117,7 +117,13 @@ class Rig:
     """A started vault with its journal, clock and files."""
 
     def __init__(
-        self, directory: Path, *, policy: str = POLICY, credentials: str = CREDENTIALS, **boot: object
+        self,
+        directory: Path,
+        *,
+        write: bool = True,
+        policy: str = POLICY,
+        credentials: str = CREDENTIALS,
+        **boot: object,
     ) -> None:
         self.directory = directory
         self.state = directory / "state"
@@ -130,7 +136,7 @@ class Rig:
             (self.credentials_path, credentials),
             (self.key_path, "11" * 32),
         ):
-            if not path.exists():
+            if write and not path.exists():
                 path.write_text(text)
                 path.chmod(0o600)
         self.journal = MemoryJournal()
