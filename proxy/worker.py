@@ -379,14 +379,10 @@ class Worker:
                 os.close(self._boot.ready_fd)
 
     async def _say(self, name: str) -> None:
-        fields: dict[str, str | int] = {
-            "program": PROCESS,
-            "instance": self._boot.name,
-            "pid": os.getpid(),
-            "uid": os.getuid(),
-        }
+        mine: dict[str, str | int] = {"program": PROCESS, "instance": self._boot.name}
+        mine |= {"pid": os.getpid(), "uid": os.getuid()}
         try:
-            await self._journal.append(Event(name, {**fields}))
+            await self._journal.append(Event(name, {**mine}))
         except AuditUnavailable:
             complain(PROCESS, f"{name} could not be written to the log")
 

@@ -242,7 +242,8 @@ def request_of(head: RequestHead, passage: Handoff, body: bytes | None) -> Hando
     headers += [
         (raw.decode("latin-1"), value)
         for (raw, _), (name, value) in zip(head.headers, head.lower, strict=True)
-        if name != "host" and name not in passage.dropped
+        # The broker's Continue is our 100: nothing is left for the origin to say.
+        if name not in ("host", "expect") and name not in passage.dropped
     ]
     return HandoffRequest(
         request_id=passage.request_id,

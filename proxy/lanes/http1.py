@@ -396,7 +396,8 @@ def outgoing(
     return OutgoingRequest(
         method=facts.method,
         target=facts.target,
-        headers=(host, *kept_headers(head, passage.dropped)),
+        # A judged body is here already: nothing is left to expect (we sent the 100 ourselves).
+        headers=(host, *kept_headers(head, passage.dropped if body is None else passage.dropped | {"expect"})),
         framing=framing,
         body=body,
         upgrade=facts.upgrade,

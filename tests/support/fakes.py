@@ -12,7 +12,7 @@ from proxy.ports import Channel, DirectoryUnavailable, Registered, Snapshot
 from rules.facts import Sandbox
 from rules.names import SandboxId
 from rules.policy import Policy
-from wire.handoff import Answer, AnswerEnd, Refusal
+from wire.handoff import Answer, AnswerEnd, AnswerHead, Refusal
 
 TOKEN = "token-of-box-one"
 OTHER_TOKEN = "token-of-box-two"
@@ -68,7 +68,7 @@ MemoryLiveSet = Live
 """The live set has no outside: the real one is its own fake."""
 
 
-def sandbox(name: str = "sb_one", *, role: str = "dev", expires_at: float = 1_800_003_600.0, epoch: int = 1) -> Sandbox:
+def sandbox(name: str = "sb_one", *, role: str = "dev", expires_at: float = 4_000_000_000.0, epoch: int = 1) -> Sandbox:
     """One sandbox of the default tenant."""
     return Sandbox(
         tenant="default",
@@ -119,9 +119,13 @@ def snapshot(policy: Policy, entries: Iterable[Registered], generation: int = 1)
 class MemoryExchange:
     """A hand-off whose answers were written down before. Records the body that the worker streamed."""
 
-    def __init__(self, answers: Iterable[Answer], *, hang: bool = False) -> None:
+    def __init__(self, answers: Iterable[Answer], *, hang: bool = False, reads_body: bool = False) -> None:
+        """`hang`: answers never come after the listed ones. `reads_body`: the head waits for the body's end."""
         self._answers = list(answers)
         self._hang = hang
+        self._reads_body = reads_body
+        self._whole = asyncio.Event()
+        self._gone = asyncio.Event()
         self.body = b""
         self.body_finished = False
         self.cancelled = False
@@ -134,12 +138,15 @@ class MemoryExchange:
 
     async def finish_body(self) -> None:
         self.body_finished = True
+        self._whole.set()
 
     async def receive(self) -> Answer:
-        if self._hang:
-            await asyncio.Event().wait()
         if not self._answers:
+            if self._hang:
+                await self._gone.wait()
             raise HandoffBroken("the exchange ended early")
+        if self._reads_body and isinstance(self._answers[0], AnswerHead):
+            await self._whole.wait()
         answer = self._answers.pop(0)
         if isinstance(answer, AnswerEnd | Refusal):
             self._answers.clear()
@@ -147,6 +154,7 @@ class MemoryExchange:
 
     def cancel(self) -> None:
         self.cancelled = True
+        self._gone.set()
 
     async def close(self) -> None:
         self.closed = True
