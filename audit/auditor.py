@@ -1,6 +1,6 @@
 """The auditor: the only process that writes the log (`python -I -m audit.auditor BOOT_FD`).
 
-Map: Boot (what it is told) -> main (harden, read, lock) -> Auditor (queue, write, fsync, answer) -> _Channel.
+Map: main (harden, read the Boot, lock) -> Auditor (queue, write, fsync, answer) -> _Channel.
 
 One turn of the loop: everything that arrived is checked, linked and written with one write(); then appends that
 asked for *written* are answered, and those that asked for *durable* wait for the next fsync, which starts at once
@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
-import re
-import resource
 import signal
 import socket
 import struct
@@ -27,19 +24,20 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import orjson
 
-from audit.budget import QUOTA_BYTES, REFUSALS_A_SECOND, RESERVE_BYTES, Budget, Room
+from audit.boot import Boot, BootRefused, PeerBoot, harden, known_channel, read_boot
+from audit.budget import Budget, Room
 from audit.events import EVENTS, AuditError, EventInvalid, Value
 from audit.frames import APPEND, Answer, FrameError, FrameReader, Verdict, pack_answers, unpack_appends
 from audit.journal import DEADLINE_S
 from audit.notary import Notary
 from audit.records import accept, keyed_digest
-from audit.segments import SEGMENT_BYTES, Faults, LogRefused, SegmentWriter, lock_directory, recover
+from audit.segments import Faults, LogRefused, SegmentWriter, lock_directory, recover
 
 GROUP_S: Final = 0.05
 RETRY_S: Final = 0.1
@@ -48,99 +46,6 @@ MAX_UNREAD_ANSWERS: Final = 4 << 20
 JUMP_MS: Final = 300_000
 _OVERHEAD: Final = 250
 """Bytes that the auditor's own keys add to a record, for the quota."""
-_PROCESS = re.compile(r"[a-z0-9-]{1,64}\Z")
-KINDS: Final = frozenset({"worker", "executor", "vault", "supervisor", "console"})
-
-
-class BootRefused(AuditError):
-    """The boot message is not what Boot says."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelBoot:
-    """One inherited stream socket, the name under which its records appear, and the kind of process behind it."""
-
-    fd: int
-    process: str
-    kind: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerBoot:
-    """Who may connect to the listening socket."""
-
-    uid: int
-    process: str
-    kind: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenBoot:
-    """A Unix socket for containers: its path and the uids behind it."""
-
-    path: str
-    peers: tuple[PeerBoot, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Figures with units; the defaults are documented in docs/limits.md."""
-
-    segment_bytes: int = SEGMENT_BYTES
-    refusals_a_second: int = REFUSALS_A_SECOND
-    quota_bytes: int = QUOTA_BYTES
-    reserve_bytes: int = RESERVE_BYTES
-    checkpoint_s: int = 60
-    drain_s: int = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Boot:
-    """The JSON that the auditor reads to EOF from the descriptor named in argv. Unknown keys are errors.
-
-    `digest_key` is hex, at least 32 bytes, the same that every AuditorLink has. `signing_key` is a PEM path, made
-    when missing; without it there are no checkpoints. `control_fd` is a SOCK_SEQPACKET socket on which the
-    supervisor hands over channels of processes it started later: JSON {process, kind} with one descriptor; its
-    end means that the supervisor is gone.
-    """
-
-    node: str
-    log_directory: str
-    digest_key: str
-    channels: tuple[ChannelBoot, ...] = ()
-    listen: ListenBoot | None = None
-    control_fd: int | None = None
-    signing_key: str | None = None
-    version: str = ""
-    limits: Limits = field(default_factory=Limits)
-
-    @classmethod
-    def parse(cls, raw: bytes) -> Boot:
-        """From JSON. Raises BootRefused."""
-        try:
-            value = json.loads(raw)
-            value["channels"] = tuple(ChannelBoot(**item) for item in value.get("channels", ()))
-            if (listen := value.get("listen")) is not None:
-                value["listen"] = ListenBoot(**{**listen, "peers": tuple(PeerBoot(**item) for item in listen["peers"])})
-            value["limits"] = Limits(**value.get("limits", {}))
-            boot = cls(**value)
-            if len(bytes.fromhex(boot.digest_key)) < 32 or not boot.node:
-                raise ValueError
-            peers = boot.listen.peers if boot.listen else ()
-            named = [(item.process, item.kind) for item in boot.channels] + [
-                (peer.process, peer.kind) for peer in peers
-            ]
-            numbers = [item.fd for item in boot.channels] + [peer.uid for peer in peers]
-            if not all(_known(process, kind) for process, kind in named) or any(type(n) is not int for n in numbers):
-                raise ValueError
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise BootRefused("the boot message of the auditor is not valid") from None
-        return boot
-
-
-def _known(process: object, kind: object) -> bool:
-    """A name that may stand in a record, and a kind that EVENTS knows."""
-    return isinstance(process, str) and _PROCESS.match(process) is not None and kind in KINDS
 
 
 @dataclass(slots=True)
@@ -235,9 +140,13 @@ class Auditor:
         """Write what is left, seal, sign. A log that cannot be sealed is left for the next start to recover."""
         await self._sync_over.wait()
         self._summarise()
-        self._turn()
         if not self._writer.healthy:
             self._writer.reopen(self._error)
+            self._written()
+        self._turn()
+        await self._sync_over.wait()
+        self._writer.sync()
+        self._settled()
         for channel in list(self._channels):
             channel.close()
         self._writer.stop("auditor", {"program": "auditor", "pid": os.getpid()})
@@ -331,7 +240,7 @@ class Auditor:
                 if len(fds) != 1 or not isinstance(told, dict) or told.keys() != {"process", "kind"}:
                     raise ValueError
                 process, kind = told["process"], told["kind"]
-                if not _known(process, kind):
+                if not known_channel(process, kind):
                     raise ValueError
             except ValueError:
                 # The end of the supervisor, or a message that it would never send: either way, stop in order.
@@ -618,22 +527,6 @@ def _say(sentence: str) -> None:
     """One line for whoever runs us; never a value from a record."""
     sys.stderr.write(f"auditor: {sentence}\n")
     sys.stderr.flush()
-
-
-def harden() -> None:
-    """No core, no ptrace by our uid, no new privileges (RULINGS 1.2). Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    pr_set_dumpable, pr_set_no_new_privs = 4, 38
-    for option, value in ((pr_set_dumpable, 0), (pr_set_no_new_privs, 1)):
-        if libc.prctl(option, value, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl")
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def read_boot(descriptor: int) -> bytes:
-    """Everything up to EOF from an inherited descriptor, which is closed. Raises OSError."""
-    with os.fdopen(descriptor, "rb") as file:
-        return file.read()
 
 
 def main(argv: list[str] | None = None, faults: Faults | None = None) -> int:

@@ -6,6 +6,7 @@ without its newline; of the first record it is GENESIS. Leaf number seq-1 of the
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Mapping
@@ -60,7 +61,12 @@ def link(
 def timestamp(now_ns: int) -> str:
     """RFC 3339 in UTC with nanoseconds: `2026-01-02T03:04:05.000000006Z`."""
     seconds, rest = divmod(now_ns, 1_000_000_000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest:09d}Z"
+    return f"{_second(seconds)}.{rest:09d}Z"
+
+
+@functools.lru_cache(maxsize=2)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 @dataclass(slots=True)

@@ -205,6 +205,8 @@ SPECS: Final[Mapping[str, FieldSpec]] = {
 }
 
 FIELDS: Final[Mapping[str, Tag]] = {name: spec.tag for name, spec in SPECS.items()}
+TYPES: Final[Mapping[str, type]] = {name: spec.type for name, spec in SPECS.items()}
+SENSITIVE: Final = frozenset(name for name, tag in FIELDS.items() if tag is Tag.SENSITIVE)
 
 RESERVED: Final = frozenset({"at", "code", "event", "node", "prev", "process", "seq", "v"})
 """Keys of a record that the auditor writes; no field has one of these names."""
@@ -338,21 +340,19 @@ def check(name: str, fields: Mapping[str, object]) -> dict[str, Value]:
     spec = EVENTS.get(name)
     if spec is None:
         raise EventInvalid("no such event")
+    if not fields.keys() <= spec.fields:
+        raise EventInvalid(_why_not(name, next(key for key in fields if key not in spec.fields)))
     kept: dict[str, Value] = {}
-    allowed = spec.fields
     for key, value in fields.items():
-        if key not in allowed:
-            raise EventInvalid(_why_not(name, key))
         if value is None:
             continue
-        kind = SPECS[key].type
-        if type(value) is kind and kind is str:
-            kept[key] = value  # type: ignore[assignment]  # the identity test above narrows it
+        kind = TYPES[key]
+        # Exact types first: this runs for every field of every record.
+        if type(value) is kind and kind is not int and kind is not tuple:
+            kept[key] = value  # type: ignore[assignment]  # str or bool, by the line above
         elif kind is int and type(value) is int:
             if not -MAX_INTEGER <= value <= MAX_INTEGER:
                 raise EventInvalid(f"{name}: the integer in {key} is too large")
-            kept[key] = value
-        elif kind is bool and type(value) is bool:
             kept[key] = value
         elif kind is tuple and isinstance(value, tuple | list) and all(type(item) is str for item in value):
             kept[key] = tuple(value)

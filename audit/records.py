@@ -15,7 +15,7 @@ from typing import Final
 
 import orjson
 
-from audit.events import MAX_LIST, MAX_STRING, SPECS, Event, EventInvalid, Tag, Value, check
+from audit.events import MAX_LIST, MAX_STRING, SENSITIVE, Event, EventInvalid, Value, check
 
 type Rendered = str | int | bool | list[str]
 
@@ -60,6 +60,11 @@ def _escape_one(char: str) -> str:
     return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
+def _plain(text: str) -> bool:
+    """True for the text that is written as it is: short, printable ASCII without backslash or placeholder."""
+    return len(text) <= MAX_STRING and text.isascii() and text.isprintable() and "\\" not in text and "Xeat" not in text
+
+
 class Renderer:
     """Turns events into JSON values under one installation's digest key (at least 32 bytes)."""
 
@@ -72,7 +77,10 @@ class Renderer:
 
     def fields(self, event: Event) -> dict[str, Rendered]:
         """The fields of `event` as they may be written."""
-        return {name: self._value(name, value) for name, value in event.fields.items()}
+        return {
+            name: value if type(value) is str and name not in SENSITIVE and _plain(value) else self._value(name, value)
+            for name, value in event.fields.items()
+        }
 
     def digest(self, text: str) -> str:
         """The keyed digest of `text` under this renderer's key."""
@@ -80,10 +88,10 @@ class Renderer:
 
     def _value(self, name: str, value: Value) -> Rendered:
         if isinstance(value, str):
-            return self.digest(value) if SPECS[name].tag is Tag.SENSITIVE else self._text(value, MAX_STRING)
+            return self.digest(value) if name in SENSITIVE else self._text(value, MAX_STRING)
         if isinstance(value, tuple):
             shown = value if len(value) <= MAX_LIST else value[: MAX_LIST - 1]
-            if SPECS[name].tag is Tag.SENSITIVE:
+            if name in SENSITIVE:
                 return [self.digest(item) for item in shown]
             items = [self._text(item, MAX_ITEM) for item in shown]
             if len(shown) < len(value):
@@ -92,7 +100,7 @@ class Renderer:
         return value
 
     def _text(self, text: str, bound: int) -> str:
-        if len(text) <= bound and text.isascii() and text.isprintable() and "\\" not in text and "Xeat" not in text:
+        if len(text) <= bound and _plain(text):
             return text
         masked = _PLACEHOLDER.sub(_MASK, text) if "Xeat" in text else text
         if len(masked) <= bound:
@@ -115,8 +123,9 @@ def accept(name: str, fields: Mapping[str, object]) -> dict[str, Value]:
     """
     kept = check(name, fields)
     for key, value in kept.items():
-        if isinstance(value, str):
-            _accept_text(name, key, value, MAX_STRING)
+        if type(value) is str:
+            if key in SENSITIVE or not _plain(value):
+                _accept_text(name, key, value, MAX_STRING)
         elif isinstance(value, tuple):
             if len(value) > MAX_LIST:
                 raise EventInvalid(f"{name}: {key} is too long")
@@ -126,7 +135,7 @@ def accept(name: str, fields: Mapping[str, object]) -> dict[str, Value]:
 
 
 def _accept_text(name: str, key: str, text: str, bound: int) -> None:
-    if SPECS[key].tag is Tag.SENSITIVE:
+    if key in SENSITIVE:
         if not _DIGEST.match(text):
             raise EventInvalid(f"{name}: {key} is not a keyed digest")
     elif len(text) > bound or not text.isprintable() or ("Xeat" in text and _PLACEHOLDER.search(text)):

@@ -46,7 +46,7 @@ class Filter:
         # Times are written at one width in UTC, so their prefixes sort as they do.
         if self.since is not None and str(record.get("at")) < self.since.removesuffix("Z"):
             return False
-        if self.host is not None and self.host.lower() not in (record.get("host"), record.get("connect_host")):
+        if self.host is not None and not self._names_host(record):
             return False
         if self.reason is not None and record.get("reason") != self.reason and not self._counted(record):
             return False
@@ -58,6 +58,11 @@ class Filter:
             "credential": self.credential,
         }
         return all(value is None or record.get(key) == value for key, value in wanted.items())
+
+    def _names_host(self, record: Mapping[str, object]) -> bool:
+        wanted = (self.host or "").lower()
+        tunnel = str(record.get("connect_host", ""))
+        return wanted in (record.get("host"), tunnel, tunnel.rpartition(":")[0])
 
     def _counted(self, record: Mapping[str, object]) -> bool:
         reasons = record.get("reasons")

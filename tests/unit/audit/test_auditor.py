@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from audit.auditor import Boot, BootRefused
+from audit.boot import Boot, BootRefused
 from audit.checkpoints import VerifierKey
 from audit.events import Event
 from audit.frames import FrameReader, Item, Verdict, pack_appends, unpack_answers
