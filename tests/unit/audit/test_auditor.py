@@ -472,6 +472,8 @@ async def test_checkpoints_cover_the_sealed_log_and_survive_restarts(tmp_path: P
             await auditor.stop()
         if step == 1:
             (log / "tree").unlink()
+            with (log / "checkpoints").open("a") as file:
+                file.write("\nexeat.internal/log/node-1\n12")  # killed while it wrote a checkpoint
     assert os.stat(key).st_mode & 0o777 == 0o600
     report = verify(
         [log],
