@@ -62,6 +62,7 @@ def main() -> NoReturn:
         _report_error(channel, str(error))
         os._exit(125)
     channel.close()
+    _close_all_but([0, 1, 2])  # the peers of the program's channels must see their end when it ends
     sys.exit(_wait_as_parent(child))
 
 
@@ -74,13 +75,16 @@ def _prepare(plan: dict[str, Any], channel: socket.socket) -> int:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{gid} {gid} 1")
-    spaces = os.CLONE_NEWNS | os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS
+    spaces = os.CLONE_NEWNS
+    if plan["isolate"]:
+        spaces |= os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS
     if plan["network"]:
         spaces |= os.CLONE_NEWNET
     _step("namespaces", os.unshare, spaces)
     listeners: list[socket.socket] = []
     if plan["network"]:
         _loopback_up()  # (2)
+        _prove_no_route()
         for host, port in plan["listeners"]:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             # IPPROTO_TCP is named so that asyncio sets TCP_NODELAY on what it accepts.
@@ -105,7 +109,8 @@ def _first_process(
     plan: dict[str, Any], channel: socket.socket, listeners: list[socket.socket], is_root: bool
 ) -> NoReturn:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    socket.sethostname(plan["hostname"])
+    if plan["isolate"]:
+        socket.sethostname(plan["hostname"])
     _build_view(plan)  # (3)
     if is_root:
         os.setgroups([])  # (4)
@@ -203,9 +208,9 @@ def _bind(source: str, target: str, mode: str) -> None:
         raise ConfineError(f"{source.removeprefix('/old')} does not exist")
     if stat.S_ISDIR(os.stat(source).st_mode):
         os.makedirs(target, 0o755, exist_ok=True)
-    else:
+    elif not os.path.exists(target):  # a folder bound before may hold it already
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
-        with open(target, "ab"):
+        with open(target, "wb"):
             pass
     _mount(source, target, None, _MS_BIND | _MS_REC)
     attributes = struct.pack("=QQQQ", _MOUNT_ATTR[mode], 0, 0, 0)
@@ -258,6 +263,19 @@ def _loopback_up() -> None:
         request = struct.pack("16sh14x", b"lo", 0)
         flags = struct.unpack("16sh14x", fcntl.ioctl(probe, _SIOCGIFFLAGS, request))[1]
         _step("loopback", fcntl.ioctl, probe, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | 0x41))
+
+
+def _prove_no_route() -> None:
+    """The namespace must have loopback and nothing else, and know no way to a documentation address (RFC 5737, 3849)."""
+    if [name for _, name in socket.if_nameindex()] != ["lo"]:
+        raise ConfineError("network namespace: it holds more than loopback")
+    for family, address in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((address, 9))
+            except OSError:
+                continue
+            raise ConfineError("network namespace: there is a route out of it")
 
 
 def _drop_bounding_set() -> None:

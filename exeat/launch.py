@@ -39,6 +39,9 @@ class Plan:
     gid: int
     hostname: str
     network: bool
+    """A network namespace of its own, with loopback and nothing else."""
+    isolate: bool = True
+    """PID, IPC and UTS namespaces of its own. False for the vault, which must know its callers' processes."""
     listeners: tuple[tuple[str, int], ...] = ()
     pass_fds: tuple[int, ...] = ()
     reap: bool = False
@@ -67,6 +70,7 @@ def launch(plan: Plan, *, foreground: bool = False) -> Confined:
             stdin=None if foreground else subprocess.DEVNULL,
             cwd="/",
             env={"PATH": "/usr/bin:/bin"},
+            start_new_session=not foreground,  # a Ctrl-C is for the command, not for our own processes
         )
         theirs.close()
         ours.settimeout(_READY_SECONDS)

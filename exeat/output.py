@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -23,7 +23,7 @@ EXIT_NOT_CONFINED = 3
 EXIT_NOT_RUNNING = 4
 
 
-class Output(str, Enum):
+class Output(StrEnum):
     """`--output`."""
 
     text = "text"

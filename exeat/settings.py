@@ -52,6 +52,11 @@ class Settings:
     internal_ranges: tuple[str, ...] = ()
 
     @property
+    def vault_state(self) -> Path:
+        """The vault's own folder: store, database, CA keys. Nobody else enters it."""
+        return self.state / "vault"
+
+    @property
     def admin_socket(self) -> Path:
         return self.run / "admin.sock"
 
@@ -118,10 +123,10 @@ class _Reader:
         self.known = {"version"}
 
     def error(self, key: str, message: str) -> SettingsError:
-        line, column = self._marks.get((key,), (1, 1))
-        return SettingsError(f"{self._file}:{line}:{column}: {message}")
+        mark = self._marks.key((key,))
+        return SettingsError(f"{self._file}:{mark.line}:{mark.column}: {message}")
 
-    def take[T](self, key: str, kind: type[T], default: Any) -> Any:
+    def take(self, key: str, kind: Any, default: Any) -> Any:
         self.known.add(key)
         value = self._document.get(key, default)
         if value is not default and not isinstance(value, kind):
@@ -164,4 +169,6 @@ class _Reader:
             host = None
         if host is None or not host.is_literal:
             raise self.error("listen", "listen is ADDRESS:PORT with a numeric address, or none")
+        if port in (80, 443):  # no address may be dialled on a listener's port, so this would close the web
+            raise self.error("listen", "listen on another port than 80 and 443; 3128 is customary")
         return host.text, port

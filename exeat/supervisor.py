@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from exeat.launch import BoundaryUnavailable, Plan, ViewEntry, interpreter_view, launch, system_view
 from exeat.principals import Kind, uid_of
@@ -76,6 +76,32 @@ class _Set:
 
     children: list[Child] = field(default_factory=list)
     listener_channels: list[socket.socket] = field(default_factory=list)
+    _following: asyncio.Task[None] | None = None
+
+    async def follow(self, descriptor: int, seconds: float) -> Mapping[str, Any]:
+        """Read the vault's report pipe: return its first line, then kill whatever it reports as lost."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb"))
+        try:
+            first = json.loads(await asyncio.wait_for(reader.readline(), seconds))
+        except (ValueError, TimeoutError):
+            first = {"error": "not-ready", "detail": "the vault did not start", "remedy": "see its message above"}
+        self._following = loop.create_task(self._kill_lost(reader))
+        return first if isinstance(first, dict) else {}
+
+    async def _kill_lost(self, reader: asyncio.StreamReader) -> None:
+        """A process that did not acknowledge a tightening in time is killed (RULINGS 9.5); all restart then."""
+        while line := await reader.readline():
+            with contextlib.suppress(ValueError, AttributeError):
+                name = json.loads(line).get("lost")
+                for child in self.children:
+                    if child.name == name and child.process.poll() is None:
+                        child.process.kill()
+
+    def stop_following(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
 
 
 class Supervisor:
@@ -231,10 +257,11 @@ class Supervisor:
     def _prepare_folders(self) -> None:
         settings = self._settings
         wanted: list[tuple[Path, int, Kind | None]] = [
-            (settings.state, 0o700, "vault"),
+            (settings.state, 0o711, None),
+            (settings.vault_state, 0o700, "vault"),
             (settings.log, 0o700, "auditor"),
             (settings.run, 0o711, None),
-            (settings.client_files, 0o755, "vault"),
+            (settings.client_files, 0o755, None),
         ]
         for path, mode, owner in wanted:
             try:
@@ -318,12 +345,13 @@ class Supervisor:
                     child.process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + STOP_SECONDS
             for child in group:
-                while child.process.poll() is None and time.monotonic() < deadline:
-                    await asyncio.sleep(0.02)
-                if child.process.poll() is None:
+                try:
+                    await asyncio.to_thread(child.process.wait, max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
                     self._report(f"{child.name} did not stop in time; killed")
                     child.process.kill()
-                child.process.wait()
+                    child.process.wait()
+        current.stop_following()
         for channel in current.listener_channels:
             channel.close()
 
@@ -367,6 +395,7 @@ class Supervisor:
             gid=gid,
             hostname=f"exeat-{kind}",
             network=False,
+            isolate=kind in ("worker", "executor"),
             pass_fds=keep,
         )
         try:
@@ -388,6 +417,36 @@ class Supervisor:
         view += [(mode, str(path), str(path)) for mode, path in folders if path.exists()]  # type: ignore[misc]
         return view
 
+    # --- what processes.py asks for ----------------------------------------------------------------------
+
+    def bind_admin(self) -> socket.socket:
+        """A fresh listening socket for the admin API; only our own user can reach its path."""
+        path = self._settings.admin_socket
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        path.chmod(0o660 if self._settings.admins else 0o600)
+        listener.listen(128)
+        return listener
+
+    def digest_key(self) -> str:
+        """The installation's key of keyed digests (hex); made at the first start."""
+        path = self._settings.state / "digest.key"
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            return path.read_text("ascii").strip()
+        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+            stream.write(new_key() + "\n")
+        return path.read_text("ascii").strip()
+
+    def refuse(self, report: Mapping[str, Any]) -> NoReturn:
+        """Raise StartRefused for what a process reported."""
+        problems = [str(line) for line in report.get("problems", ())]
+        cause = str(report.get("detail") or report.get("error") or "a process did not start")
+        raise StartRefused("\n       ".join([cause, *problems]), str(report.get("remedy", "")))
+
     @property
     def settings(self) -> Settings:
         return self._settings
@@ -395,6 +454,11 @@ class Supervisor:
     @property
     def sockets(self) -> Sequence[socket.socket]:
         return self._sockets
+
+    @property
+    def port(self) -> int | None:
+        """The port that sandboxes reach, where one is open."""
+        return int(self._sockets[0].getsockname()[1]) if self._sockets else None
 
     @property
     def flags(self) -> dict[str, bool]:

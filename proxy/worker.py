@@ -342,7 +342,7 @@ class Worker:
             listener=listener.name or listener.sandbox or "shared",
             kind=listener.kind,
             sandbox=SandboxId(listener.sandbox) if listener.sandbox else None,
-            key=listener.channel_key.encode("ascii"),
+            key=bytes.fromhex(listener.channel_key),
         )
 
         async def accepted(stream: SocketStream) -> None:

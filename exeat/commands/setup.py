@@ -59,9 +59,11 @@ def write_installation(target: Path, texts: dict[str, str] | None = None) -> Non
     for name, schema in (("policy", json_schema()), ("credentials", credentials_schema())):
         text = orjson.dumps(schema, option=orjson.OPT_INDENT_2).decode() + "\n"
         _write(target / "schema" / f"{name}.schema.json", text, 0o644)
-    if os.geteuid() == 0:  # the vault reads these as its own uid
-        for path in (keys, keys / "store.key", target / "credentials.yaml"):
+    if os.geteuid() == 0:  # the vault reads these under a uid of its own
+        for path in (keys, keys / "store.key"):
             os.chown(path, uid_of("vault"), uid_of("vault"))
+        os.chown(target / "credentials.yaml", 0, uid_of("vault"))
+        (target / "credentials.yaml").chmod(0o640)
 
 
 def _write(path: Path, text: str, mode: int) -> None:

@@ -1,0 +1,202 @@
+"""`exeat audit` and `exeat why`: read and check the log. Everything here reads files; nothing asks the gateway."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from audit import verify as verifier
+from audit.search import Filter, explain_record, follow, search
+from broker.admin.client import AdminError
+from exeat.commands.common import ConfigOption, OutputOption, admin, explain, settings
+from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, print_json, printable, say
+from rules.reasons import REASONS
+
+app = typer.Typer(help="The log: follow, search, show, verify.", no_args_is_help=True)
+
+SandboxFilter = Annotated[str | None, typer.Option("--sandbox", help="Only of this sandbox.")]
+RefusedFilter = Annotated[bool, typer.Option("--refused", help="Only what was refused or held.")]
+ReasonFilter = Annotated[str | None, typer.Option("--reason", help="Only with this reason code.")]
+HostFilter = Annotated[str | None, typer.Option("--host", help="Only to this host.")]
+LogOption = Annotated[Path | None, typer.Option("--log", help="The log folder (default: the settings').")]
+
+
+def _folder(log: Path | None, config: Path | None) -> Path:
+    folder = log or settings(config).log
+    if not folder.is_dir():
+        fail(f"{folder}: there is no log here yet", remedy="the gateway writes it: exeat up", code=EXIT_USAGE)
+    return folder
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    """One record as one line: time, event, who, what, why."""
+    who = record.get("sandbox") or record.get("process") or ""
+    target = ""
+    if record.get("host"):
+        scheme = f"{record['scheme']}://" if record.get("scheme") else ""
+        port = record.get("port")
+        shown = f":{port}" if port not in (None, 443) else ""
+        target = f"{record.get('method', 'CONNECT')} {scheme}{record['host']}{shown}{record.get('path', '')}"
+    detail = [str(record[key]) for key in ("rule", "reason", "status", "credential") if record.get(key) is not None]
+    return printable("  ".join([str(record.get("at", "")), str(record.get("event", "")), str(who), target, *detail]))
+
+
+def _show(record: Mapping[str, Any], output: Output) -> None:
+    if output is Output.json:
+        print_json(record)
+    else:
+        say(_line(record), _style(record))
+
+
+def _style(record: Mapping[str, Any]) -> str | None:
+    event = str(record.get("event", ""))
+    if event.endswith((".refused", ".misused", ".echoed", ".summarised")):
+        return "red"
+    return "yellow" if event == "approval.requested" else None
+
+
+@app.command()
+def tail(
+    sandbox: SandboxFilter = None,
+    refused: RefusedFilter = False,
+    reason: ReasonFilter = None,
+    host: HostFilter = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many to begin with.")] = 10,
+    once: Annotated[bool, typer.Option("--once", help="Print them and end, instead of following.")] = False,
+    log: LogOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Follow the log as it is written."""
+    wanted = Filter(sandbox=sandbox, refused=refused, reason=reason, host=host)
+
+    def wait() -> bool:
+        time.sleep(0.2)
+        return not once
+
+    try:
+        for record in follow(_folder(log, config), wanted, wait, last=max(0, lines)):
+            _show(record, output)
+    except OSError as error:
+        fail(f"the log cannot be read: {error.strerror}")
+
+
+@app.command("search")
+def search_(
+    sandbox: SandboxFilter = None,
+    refused: RefusedFilter = False,
+    reason: ReasonFilter = None,
+    host: HostFilter = None,
+    since: Annotated[str | None, typer.Option("--since", help="UTC: 2026-01-31 or 2026-01-31T08:00:00Z.")] = None,
+    event: Annotated[str | None, typer.Option("--event", help="Only this kind of record.")] = None,
+    credential: Annotated[str | None, typer.Option("--credential", help="Only with this credential.")] = None,
+    log: LogOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Search the whole log."""
+    try:
+        wanted = Filter(
+            sandbox=sandbox, refused=refused, reason=reason, host=host, since=since, event=event, credential=credential
+        )
+        found = list(search(_folder(log, config), wanted))
+    except ValueError as error:
+        fail(str(error), code=EXIT_USAGE)
+    except OSError as error:
+        fail(f"the log cannot be read: {error.strerror}")
+    if output is Output.json:
+        print_json(found)
+    else:
+        for record in found:
+            say(_line(record), _style(record))
+    if not found:
+        raise SystemExit(EXIT_NO)
+
+
+@app.command()
+def show(
+    request_id: Annotated[str, typer.Argument(help="A request id, as refusals and records name it.")],
+    log: LogOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show all records of one request."""
+    found = _records_of(request_id, _folder(log, config))
+    if output is Output.json:
+        print_json(found)
+    else:
+        say(explain_record(found))
+    if not found:
+        raise SystemExit(EXIT_NO)
+
+
+@app.command()
+def verify(
+    key: Annotated[Path | None, typer.Option("--key", help="Public key of the checkpoints.")] = None,
+    anchor: Annotated[list[str] | None, typer.Option("--anchor", help="SEQUENCE:SHA256 kept elsewhere.")] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Also canonical form, codes and fields.")] = False,
+    log: LogOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Check the log and say what the check covers; the same as exeat-verify, which needs nothing else of ours."""
+    arguments = [str(_folder(log, config)), "--output", output.value]
+    arguments += ["--key", str(key)] if key else []
+    arguments += ["--deep"] if deep else []
+    for entry in anchor or []:
+        arguments += ["--anchor", entry]
+    raise SystemExit(verifier.main(arguments))
+
+
+def why(
+    subject: Annotated[str, typer.Argument(help="A request id, a URL, or a reason code.")],
+    method: Annotated[str, typer.Option("--method", "-X", help="For a URL.")] = "GET",
+    sandbox: Annotated[str | None, typer.Option("--sandbox", help="For a URL: as this sandbox.")] = None,
+    role: Annotated[str | None, typer.Option("--role", "-r", help="For a URL: as this role.")] = None,
+    log: LogOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Explain what happened to a request, or what would happen to one."""
+    if subject in REASONS:
+        row = REASONS[subject]
+        say(f"{row.code} ({row.status}): {row.title}")
+        say(row.doc)
+        say(f"What helps: {row.remedy}")
+        return
+    if "://" not in subject:
+        found = _records_of(subject, _folder(log, config))
+        if output is Output.json:
+            print_json(found)
+        else:
+            say(explain_record(found))
+            for code in {str(record["reason"]) for record in found if record.get("reason") in REASONS}:
+                say(f"What helps: {REASONS[code].remedy}")
+        raise SystemExit(0 if found else EXIT_NO)
+    try:
+        answer = admin(config).decide(method.upper(), subject, sandbox=sandbox, role=role)
+    except AdminError as error:
+        explain(error)
+    if output is Output.json:
+        print_json(answer)
+    else:
+        print_decision(answer)
+    raise SystemExit(0 if answer.get("decision") == "permit" else EXIT_NO)
+
+
+def print_decision(answer: Mapping[str, Any]) -> None:
+    """A would-be decision, line by line."""
+    for name in ("decision", "rule", "operation", "effect", "credential", "reason", "remedy", "approval"):
+        if answer.get(name):
+            say(f"{name:11} {printable(str(answer[name]))}")
+
+
+def _records_of(request_id: str, folder: Path) -> list[Mapping[str, Any]]:
+    try:
+        return list(search(folder, Filter(request_id=request_id)))
+    except OSError as error:
+        fail(f"the log cannot be read: {error.strerror}")

@@ -1,0 +1,147 @@
+"""`exeat run -- CMD` and `exeat demo`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from broker.admin.client import AdminError
+from exeat import session
+from exeat.boundary import BoundaryRefused, Surroundings
+from exeat.commands import sandbox as options
+from exeat.commands.common import ConfigOption, explain, settings
+from exeat.commands.gateway import SharedUidOption
+from exeat.launch import BoundaryUnavailable
+from exeat.output import EXIT_USAGE, fail, note
+from exeat.settings import Settings
+from exeat.supervisor import StartRefused
+
+
+def run(
+    command: Annotated[list[str] | None, typer.Argument(help="The command, after --.")] = None,
+    role: options.RoleOption = None,
+    rw: Annotated[list[str] | None, typer.Option("--rw", help="Folder or file to show writable; repeatable.")] = None,
+    ro: Annotated[list[str] | None, typer.Option("--ro", help="Folder or file to show read-only; repeatable.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", help="NAME=value, or NAME to take it over; repeatable.")
+    ] = None,
+    ttl: options.TtlOption = None,
+    owner: options.OwnerOption = "",
+    agent: options.AgentOption = "",
+    task: options.TaskOption = "",
+    attribute: options.AttributeOption = None,
+    danger_shared_uid: SharedUidOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Run a command in a sandbox: no secrets in its environment, no route out but the proxy.
+
+    Uses the running gateway, or starts one for this command. The exit code is the command's.
+    The working directory is writable inside; the home folder is an empty one.
+    """
+    if not command:
+        fail("there is no command to run", remedy="exeat run -- COMMAND [ARGUMENT...]", code=EXIT_USAGE)
+    current = settings(config)
+    code = asyncio.run(
+        _run(
+            current,
+            command,
+            role=role,
+            rw=[os.path.abspath(path) for path in rw or []],
+            ro=[os.path.abspath(path) for path in ro or []],
+            variables=_variables(env),
+            ttl=ttl,
+            owner=owner or os.environ.get("SUDO_USER") or os.environ.get("USER") or "",
+            agent=agent,
+            task=task,
+            attributes=options.attributes(attribute),
+            danger_shared_uid=danger_shared_uid,
+        )
+    )
+    raise SystemExit(code)
+
+
+async def _run(
+    current: Settings,
+    command: list[str],
+    *,
+    role: str | None,
+    rw: list[str],
+    ro: list[str],
+    variables: dict[str, str],
+    ttl: str | None,
+    owner: str,
+    agent: str,
+    task: str,
+    attributes: dict[str, str],
+    danger_shared_uid: bool,
+) -> int:
+    try:
+        async with session.gateway(current, danger_shared_uid=danger_shared_uid, report=note) as link:
+            wanted = await asyncio.to_thread(options.only_role, link.admin, role)
+            async with session.sandbox(
+                link,
+                argv=command,
+                surroundings=surroundings(current),
+                role=wanted,
+                ttl=ttl,
+                owner=owner,
+                agent=agent,
+                task=task,
+                attributes=attributes,
+                variables=variables,
+                read_only=ro,
+                read_write=rw,
+            ) as running:
+                how = "the running gateway" if link.embedded is None else "a gateway of its own"
+                note(
+                    f"exeat: sandbox {running.id} (role {wanted}, {how}); boundary proven: "
+                    "own namespaces, loopback only, no route out, no capabilities"
+                )
+                return await running.wait()
+    except AdminError as error:
+        explain(error)
+    except StartRefused as error:
+        fail(str(error), remedy=error.remedy)
+    except BoundaryRefused as error:
+        fail(str(error), code=EXIT_USAGE)
+    except BoundaryUnavailable as error:
+        fail(str(error))
+
+
+def surroundings(current: Settings) -> Surroundings:
+    """What the boundary must know of the caller and must hide of this installation."""
+    hidden = {current.state, current.log, current.run, current.file.parent}
+    if current.key_file is not None:
+        hidden.add(current.key_file.parent)
+    return Surroundings(
+        environment=dict(os.environ),
+        home=os.path.expanduser("~"),
+        cwd=os.getcwd(),
+        hidden=tuple(sorted(str(path) for path in hidden)),
+    )
+
+
+def _variables(entries: list[str] | None) -> dict[str, str]:
+    result: dict[str, str] = {}
+    for entry in entries or []:
+        name, equals, value = entry.partition("=")
+        if not name or (not equals and name not in os.environ):
+            fail(f"--env {entry!r} is neither NAME=value nor a variable that is set", code=EXIT_USAGE)
+        result[name] = value if equals else os.environ[name]
+    return result
+
+
+def demo(
+    danger_shared_uid: SharedUidOption = False,
+    unconfined: Annotated[
+        bool, typer.Option("--danger-unconfined", help="Without namespaces, where the kernel has none; exits 3.")
+    ] = False,
+) -> None:
+    """Play the whole story on this machine in under a minute: everything starts, and ends, by itself."""
+    from exeat.demo.story import play  # imports the shop's web server, which no other command needs
+
+    sys.exit(asyncio.run(play(danger_shared_uid=danger_shared_uid, unconfined=unconfined)))

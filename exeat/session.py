@@ -1,0 +1,211 @@
+"""A sandbox under `exeat run`: created at the gateway, confined here, joined by its own listeners, ended together.
+
+async with gateway(settings, ...) as link:                  the running one, or one started for this command
+    async with sandbox(link, ...) as session:               created, listeners handed over
+        code = await session.wait()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from broker.admin.client import AdminClient, AdminError
+from exeat.boundary import INSIDE, PROXY_PORT, Surroundings, plan_sandbox
+from exeat.environment import client_environment
+from exeat.launch import Confined, launch
+from exeat.principals import uid_of_sandbox
+from exeat.settings import Settings
+from exeat.supervisor import SandboxListener, StartRefused, Supervisor
+
+
+class Listeners(Protocol):
+    """Where listening sockets of sandboxes go: our own supervisor, or another process's."""
+
+    def add(self, listener: SandboxListener) -> None: ...
+
+    def remove(self, sandbox: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """A gateway to work with. `embedded` is set when it was started for this command alone."""
+
+    settings: Settings
+    admin: AdminClient
+    listeners: Listeners
+    embedded: Supervisor | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One confined command and its sandbox."""
+
+    id: str
+    role: str
+    confined: Confined
+    placeholders: Mapping[str, str] = field(default_factory=dict)
+
+    async def wait(self) -> int:
+        """The command's exit code, once it has ended. Ctrl-C reaches it by the terminal; SIGTERM is passed on."""
+        loop = asyncio.get_running_loop()
+        process = self.confined.process
+        loop.add_signal_handler(signal.SIGINT, lambda: None)
+        loop.add_signal_handler(signal.SIGTERM, process.terminate)
+        try:
+            return await asyncio.to_thread(process.wait)
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(signal.SIGTERM)
+
+
+@contextlib.asynccontextmanager
+async def gateway(
+    settings: Settings,
+    *,
+    danger_shared_uid: bool = False,
+    report: Callable[[str], None],
+    only_embedded: bool = False,
+) -> AsyncIterator[Gateway]:
+    """The running gateway of `settings`, or one started now without a shared listener. Raises StartRefused."""
+    admin = AdminClient(settings.admin_socket)
+    running = False
+    if not only_embedded:
+        with contextlib.suppress(AdminError):
+            await asyncio.to_thread(admin.status)
+            running = True
+    if running:
+        yield Gateway(settings=settings, admin=admin, listeners=_RemoteListeners(settings))
+        return
+    supervisor = Supervisor(
+        replace(settings, listen=None), danger_shared_uid=danger_shared_uid, environment=os.environ, report=report
+    )
+    await supervisor.start()
+    watch = asyncio.create_task(supervisor.wait())
+    try:
+        yield Gateway(settings=settings, admin=admin, listeners=_OwnListeners(supervisor), embedded=supervisor)
+    finally:
+        supervisor.request_stop()
+        await watch
+        await supervisor.stop()
+
+
+@contextlib.asynccontextmanager
+async def sandbox(
+    link: Gateway,
+    *,
+    argv: Sequence[str],
+    surroundings: Surroundings,
+    role: str,
+    ttl: str | None = None,
+    owner: str = "",
+    agent: str = "",
+    task: str = "",
+    attributes: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
+    read_only: Sequence[str] = (),
+    read_write: Sequence[str] = (),
+    pass_fds: Sequence[int] = (),
+) -> AsyncIterator[Session]:
+    """Create a sandbox, confine `argv` in it, and end both afterwards.
+
+    Raises AdminError, BoundaryRefused, BoundaryUnavailable; then nothing is left behind.
+    """
+    answer: dict[str, Any] = await asyncio.to_thread(
+        link.admin.create_sandbox,
+        role,
+        ttl=ttl,
+        owner=owner,
+        agent=agent or os.path.basename(argv[0]),
+        task=task,
+        attributes=attributes,
+        channel={"kind": "namespace"},
+    )
+    identifier = str(answer["id"])
+    confined: Confined | None = None
+    try:
+        uid, gid = _uid_for(identifier)
+        placeholders = {str(name): str(value) for name, value in answer.get("env", {}).items()}
+        inside = client_environment(
+            proxy_url=f"http://127.0.0.1:{PROXY_PORT}",
+            ca_file=f"{INSIDE}/ca.pem",
+            bundle_file=f"{INSIDE}/bundle.pem",
+        )
+        plan = plan_sandbox(
+            argv=argv,
+            surroundings=surroundings,
+            variables=inside | placeholders | dict(variables or {}) | {"EXEAT_SANDBOX": identifier},
+            ca_pem=(link.settings.client_files / "ca.pem").read_text("ascii"),
+            bundle_pem=(link.settings.client_files / "bundle.pem").read_text("ascii"),
+            uid=uid,
+            gid=gid,
+            read_only=read_only,
+            read_write=read_write,
+        )
+        confined = await asyncio.to_thread(launch, replace(plan, pass_fds=tuple(pass_fds)), foreground=True)
+        for listener in confined.listeners:
+            link.listeners.add(
+                SandboxListener(sandbox=identifier, channel_key=str(answer["channel_key"]), socket=listener)
+            )
+        yield Session(id=identifier, role=role, confined=confined, placeholders=placeholders)
+    finally:
+        if confined is not None and confined.process.poll() is None:
+            confined.process.kill()
+            await asyncio.to_thread(confined.process.wait)
+        with contextlib.suppress(AdminError):  # the gateway may be gone already; its own end cuts everything
+            await asyncio.to_thread(link.admin.end_sandbox, identifier)
+        link.listeners.remove(identifier)
+
+
+def _uid_for(identifier: str) -> tuple[int, int]:
+    """As root: a host uid of its own, from the random part of the id. Otherwise: the caller's."""
+    if os.geteuid() != 0:
+        return os.getuid(), os.getgid()
+    uid = uid_of_sandbox(int.from_bytes(identifier.encode()[-8:], "big"))
+    return uid, uid
+
+
+class _OwnListeners:
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def add(self, listener: SandboxListener) -> None:
+        self._supervisor.add_listener(listener)
+
+    def remove(self, sandbox: str) -> None:
+        self._supervisor.remove_listeners(sandbox)
+
+
+class _RemoteListeners:
+    """Speaks to another supervisor's control socket."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._path = str(settings.control_socket)
+
+    def add(self, listener: SandboxListener) -> None:
+        message = {"op": "add", "sandbox": listener.sandbox, "channel_key": listener.channel_key}
+        self._call(message, [listener.socket.fileno()])
+        listener.socket.close()
+
+    def remove(self, sandbox: str) -> None:
+        with contextlib.suppress(StartRefused):
+            self._call({"op": "remove", "sandbox": sandbox}, [])
+
+    def _call(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
+                control.settimeout(5)
+                control.connect(self._path)
+                socket.send_fds(control, [json.dumps(message).encode()], descriptors)
+                answer = json.loads(control.recv(65536) or b"{}")
+        except (OSError, ValueError) as error:
+            raise StartRefused(f"the running gateway does not take listeners: {error}") from None
+        if answer != {"ok": True}:
+            raise StartRefused(f"the running gateway refused the listener: {answer.get('error', 'no answer')}")
