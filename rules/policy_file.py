@@ -11,6 +11,7 @@ What can be said wrong within one rule is found here; what takes two rules or tw
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
@@ -172,9 +173,9 @@ def _chosen(node: Node, services: Sequence[ServiceDef]) -> dict[str, tuple[tuple
     for index, word in enumerate(words):
         if not any(service.select(word) for service in services):
             known = sorted({name for service in services for name in service.operation_names})
-            node.child(index).fail(
-                f"no operation {shown(word)} here; effects: {', '.join(_EFFECTS)}; operations: {', '.join(known)}"
-            )
+            near = difflib.get_close_matches(word, (*known, *_EFFECTS), 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join((*_EFFECTS, *known))}"
+            node.child(index).fail(f"no operation {shown(word)} here; {hint}")
     chosen: dict[str, tuple[tuple[str, ...], tuple[Operation, ...]]] = {}
     for service in services:
         ops = {op.id: op for word in words for op in service.select(word)}

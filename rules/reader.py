@@ -87,7 +87,7 @@ class Node:
                 found[key] = node
                 continue
             near = difflib.get_close_matches(key, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(sorted(known))}"
+            hint = f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(sorted(set(known)))}"
             node.note(f"unknown key {shown(key)}{hint}", on_key=True)
         missing = [key for key in needed if key not in found]
         if missing:
