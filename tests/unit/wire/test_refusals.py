@@ -1,0 +1,78 @@
+"""How a refusal reads in every shape that a client shows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rules.reasons import REASONS
+from wire.refusals import Refusal, render, shape_for
+
+SHAPES = ("problem", "pypi", "git", "npm", "openai", "anthropic", "jsonrpc")
+
+
+@pytest.mark.parametrize("code", sorted(REASONS))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_reason_has_every_shape(code: str, shape: str) -> None:
+    """Status and Proxy-Status are the reason's own; the length is the body's; the id and the code can be read."""
+    answer = render(Refusal(code=code, request_id="req_x", rule="dev/r"), shape)
+    headers = dict(answer.headers)
+    assert answer.status == REASONS[code].status
+    assert answer.phrase == "Refused by Exeat policy"
+    assert headers["content-length"] == str(len(answer.body))
+    assert headers["proxy-status"].startswith(f"exeat; error={REASONS[code].proxy_error}; ")
+    assert headers["x-should-retry"] == ("true" if REASONS[code].retryable else "false")
+    assert ("proxy-authenticate" in headers) == (answer.status == 407)
+    assert b"req_x" in answer.body
+    assert code.encode() in answer.body
+    if headers["content-type"] != "text/plain; charset=utf-8":
+        json.loads(answer.body)
+
+
+def test_an_unknown_code_is_told_as_internal_error() -> None:
+    """A fault of ours fails closed."""
+    assert json.loads(render(Refusal(code="nonsense", request_id="r")).body)["reason"] == "internal-error"
+
+
+def test_an_unknown_shape_is_a_problem_document() -> None:
+    """The media type is exactly the one uv looks for."""
+    assert dict(render(Refusal(code="no-rule", request_id="r"), "nonsense").headers)["content-type"] == (
+        "application/problem+json"
+    )
+
+
+def test_text_of_policy_cannot_add_a_header_or_a_line() -> None:
+    """Control and bidirectional characters are dropped from what policy names."""
+    refusal = Refusal(code="no-rule", request_id="r", rule="a\r\nX: y", remedy="\u202egnp.exe\x00", message="m\n\n")
+    answer = render(refusal, "git")
+    assert b"X: y" not in answer.body.split(b"\n")
+    assert b"\x00" not in answer.body
+    assert answer.body.count(b"\n") == 3
+    shown = json.loads(render(refusal).body)
+    assert (shown["rule"], shown["remedy"]) == ("aX: y", "gnp.exe")
+
+
+def test_a_ticket_says_when_to_ask_again() -> None:
+    """Retry-After stands only where a time is known."""
+    answer = render(Refusal(code="approval-required", request_id="r", ticket="r", retry_after=30))
+    assert dict(answer.headers)["retry-after"] == "30"
+    assert json.loads(answer.body)["ticket"] == "r"
+    assert "retry-after" not in dict(render(Refusal(code="no-rule", request_id="r")).headers)
+
+
+@pytest.mark.parametrize(
+    ("native", "agent", "shape"),
+    [
+        ("anthropic", "git/2.39", "anthropic"),
+        ("problem", "git/2.39.5", "git"),
+        ("problem", "npm/10.2 node/v20", "npm"),
+        ("problem", "pip/24.2", "pypi"),
+        ("problem", "Go-http-client/1.1", "git"),
+        ("problem", "curl/8.5", "problem"),
+        ("problem", "", "problem"),
+    ],
+)
+def test_the_operation_chooses_the_shape_before_the_client_does(native: str, agent: str, shape: str) -> None:
+    """A client that shows only one form gets that form."""
+    assert shape_for(native, agent) == shape
