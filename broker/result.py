@@ -20,7 +20,7 @@ from rules.decision import ResultSpec
 MAX_DEPTH = 64
 MAX_NODES = 200_000
 
-_NAME = re.compile(r"[^.\[\]?*\s\"][^.\[\]?*\"]{0,127}\Z")
+_NAME = re.compile(r"[^.\[\]?*\s\"]{1,128}\Z")
 
 
 class ResultRefused(Exception):

@@ -105,6 +105,12 @@ class FakeExecutor:
         self.left.set()
 
 
+async def to_the_end(stream: MemoryStream) -> None:
+    """Read until the stream ends."""
+    while await stream.receive():
+        pass
+
+
 @dataclass
 class Bench:
     """A link, an executor, and one client connection with its request already read."""
@@ -261,8 +267,7 @@ async def test_an_answer_cut_short_is_aborted_for_the_client(
     assert not result.completed
     assert one.server.must_close
     with pytest.raises(StreamBroken):
-        while await one.client.receive():
-            pass
+        await to_the_end(one.client)
 
 
 async def test_a_refusal_leaves_the_client_untouched(bench: Callable[..., object]) -> None:

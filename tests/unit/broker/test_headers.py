@@ -1,0 +1,113 @@
+"""Headers of credentialed calls: allowlists both ways."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.headers import NEVER_RETURNED, is_bare_location, request_headers, response_head
+from broker.scrub import Guarded, Patterns
+from rules.decision import Restrictions
+from wire.heads import ResponseHead
+
+SECRET = b"tok-4mVZx81LrQwS0pEyUb7N"
+PATTERNS = Patterns([Guarded(value=SECRET)])
+
+
+def down(*headers: tuple[bytes, bytes], status: int = 200, **restrictions: object) -> dict[str, str]:
+    """The headers that a sandbox sees."""
+    head, _ = response_head(
+        ResponseHead(status, "OK", "1.1", headers),
+        Restrictions(**restrictions),  # type: ignore[arg-type]
+        PATTERNS,
+        body_changes=False,
+    )
+    return {name.decode().lower(): value.decode() for name, value in head.headers}
+
+
+@pytest.mark.parametrize("name", sorted(NEVER_RETURNED | {"x-proxy-decision", "server", "content-encoding", "x-any"}))
+def test_authority_and_orders_are_not_returned(name: str) -> None:
+    """Cookies, challenges, routing orders, hop-by-hop and unknown fields stop here (B110, B201)."""
+    assert down((name.encode(), b"value")) == {}
+
+
+@pytest.mark.parametrize("name", ["set-cookie", "www-authenticate", "link", "alt-svc"])
+def test_a_list_cannot_let_authority_through(name: str) -> None:
+    """Naming such a field in a list changes nothing."""
+    assert down((name.encode(), b"value"), response_headers=frozenset({name})) == {}
+
+
+def test_nominated_fields_are_not_returned() -> None:
+    """What Connection names is hop-by-hop."""
+    assert down((b"Connection", b"ETag"), (b"ETag", b"1")) == {}
+
+
+@pytest.mark.parametrize(
+    "value", ["https://x.test/a?token=1", "/a?x", "https://u:p@x.test/", "/a#frag", "/a?", "/a#", "https://[x"]
+)
+def test_a_location_that_can_carry_a_token_is_not_returned(value: str) -> None:
+    """Query, fragment and userinfo can be authority."""
+    assert not is_bare_location(value)
+    assert down((b"Location", value.encode()), status=302) == {}
+
+
+def test_a_bare_location_is_data() -> None:
+    """A redirect comes back as an answer."""
+    assert down((b"Location", b"https://other.test/path"), status=302) == {"location": "https://other.test/path"}
+
+
+def test_secrets_are_masked_in_values_and_the_phrase_is_ours() -> None:
+    """Values keep their length; nothing of the start line passes but the status."""
+    head, hits = response_head(
+        ResponseHead(200, "OK " + SECRET.decode(), "1.1", ((b"ETag", b'"' + SECRET + b'"'),)),
+        Restrictions(),
+        PATTERNS,
+        body_changes=False,
+    )
+    assert head.reason == "OK"
+    assert head.headers == ((b"ETag", b'"' + b"*" * len(SECRET) + b'"'),)
+    assert hits == 2
+
+
+def test_a_body_that_changes_loses_its_digests() -> None:
+    """Fields that describe other bytes go."""
+    headers = ((b"Content-Length", b"9"), (b"Digest", b"sha-256=x"), (b"Content-Type", b"text/plain"))
+    head, _ = response_head(ResponseHead(200, "OK", "1.1", headers), Restrictions(), PATTERNS, body_changes=True)
+    assert head.headers == ((b"Content-Type", b"text/plain"),)
+
+
+UP = (
+    ("host", "x.test"),
+    ("accept", "*/*"),
+    ("accept-encoding", "gzip"),
+    ("range", "bytes=0-1"),
+    ("if-range", "x"),
+    ("expect", "100-continue"),
+    ("content-length", "3"),
+    ("connection", "close, x-nominated"),
+    ("x-nominated", "1"),
+    ("x-forwarded-for", "10.0.0.1"),
+    ("x-original-url", "/admin"),
+    ("proxy-authorization", "Basic x"),
+    ("x-data", "1"),
+)
+
+
+def test_a_credentialed_request_carries_the_list_only() -> None:
+    """Everything else is dropped and named (RULINGS 4.3)."""
+    kept, dropped = request_headers(UP, Restrictions(), credentialed=True)
+    assert kept == (("host", "x.test"), ("accept", "*/*"), ("accept-encoding", "identity"))
+    assert dropped == ("if-range", "range", "x-data", "x-forwarded-for", "x-nominated", "x-original-url")
+
+
+def test_a_declared_download_may_ask_for_ranges() -> None:
+    """Range stays where the operation says so."""
+    kept, _ = request_headers(UP, Restrictions(download=True), credentialed=True)
+    assert ("range", "bytes=0-1") in kept
+
+
+def test_a_counted_call_keeps_its_own_headers() -> None:
+    """Without a credential only what never goes on is removed."""
+    kept, dropped = request_headers(UP, Restrictions(), credentialed=False)
+    assert ("x-data", "1") in kept
+    assert ("accept-encoding", "gzip") in kept
+    assert dropped == ("x-forwarded-for", "x-nominated", "x-original-url")
