@@ -85,6 +85,8 @@ def parse_sources(sources: Sources) -> Parsed:
     destinations = {**_destinations(files, settled, sources, problems), **settled}
     around = Surroundings(services=services, destinations=destinations)
     roles = _roles(files, around, problems)
+    for role in roles.values():
+        role.rules = [_with_query_slot(entry, written) for entry in role.rules]
     if not roles and not problems.errors and files:
         files[0][0].note("the policy has no roles")
     ports = {text: entry.port for text, entry in destinations.items() if entry.port is not None}
@@ -279,6 +281,17 @@ def _take_over(role: WrittenRole, roles: Mapping[str, WrittenRole], own: Mapping
             if any(other.rule.id == moved for other in role.rules):
                 node.fail(f"including {name} gives a second rule {moved}; give one of them a name:")
             role.rules.append(WrittenRule(rule=replace(entry.rule, id=moved), node=entry.node))
+
+
+def _with_query_slot(entry: WrittenRule, written: Mapping[str, WrittenCredential]) -> WrittenRule:
+    """A hand-written operation takes the query key of its credential; what it may hold, decide.py checks."""
+    rule = entry.rule
+    credential = written.get(rule.credential) if rule.credential is not None else None
+    if credential is None or credential.slot.where != "query" or "service" in entry.node.value:
+        return entry
+    key = credential.slot.name
+    ops = tuple(op if op.query is None else replace(op, query={**op.query, key: None}) for op in rule.operations)
+    return WrittenRule(rule=replace(rule, operations=ops), node=entry.node)
 
 
 def _document(
