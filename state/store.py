@@ -183,6 +183,11 @@ class StateStore:
             _set_meta(connection, "clock_floor", repr(floor))
             return floor
 
+    def reset_clock_floor(self, now: float) -> None:
+        """An operator takes the clock as right (RULINGS 9.6); the caller has put it on record."""
+        with self._write() as connection:
+            _set_meta(connection, "clock_floor", repr(now))
+
     def store_generation(self) -> tuple[int, str]:
         """(generation, digest) of the secret store as last recorded; (0, "") at the very first start."""
         with self._read() as connection:

@@ -6,7 +6,8 @@ Times are Unix seconds; no answer holds a secret; a token and placeholders appea
  GET    /v1/status                 processes, policy (active digest, rejection), sandboxes, store generation
  POST   /v1/sandboxes              {role, ttl?, owner?, agent?, task?, attributes?, channel?, tenant?}
                                    201 {id, tenant, epoch, role, owner, agent, task, attributes, created_at,
-                                   expires_at, token, channel, channel_key, env, placeholders, proxy_url}
+                                   expires_at, token, channel, channel_key, env, credentials, proxy_url,
+                                   unacknowledged}
                                    ttl: seconds or "90s", "15m", "1h"; channel: {"kind": "shared"} (default) or
                                    {"kind": "address", "address": "10.0.0.2"} or {"kind": "port"|"unix"|"namespace"}
                                    (these three identify alone and get a channel_key, hex, for their listener)
@@ -14,9 +15,11 @@ Times are Unix seconds; no answer holds a secret; a token and placeholders appea
  DELETE /v1/sandboxes/{id}         {id, ended_at, deleted: [...], remains: [...], unacknowledged: [...]}
  GET    /v1/policy                 {digest, loaded_at, files, roles, warnings, rejected, document}
  POST   /v1/policy/reload          {digest, changed, warnings, unacknowledged} or 422 {..., problems: [...]}
- POST   /v1/policy/decide          {sandbox | role, method, url, headers?} -> what would be decided
+ POST   /v1/policy/decide          {sandbox | role, method, url, headers?}
+                                   {decision: deny | hold | needs-body | permit, reason?, rule?, ...}
  GET    /v1/secrets                {generation, secrets: [{name, owner, version, created_at, scrub}]}
  POST   /v1/secrets                {name, owner, value | value_base64, scrub?} 201 {name, version, generation}
  PUT    /v1/secrets/{name}         {value | value_base64, scrub?}  rotate   DELETE /v1/secrets/{name}
  GET    /v1/ca                     {root_pem, fingerprint_sha256}
+ POST   /v1/clock/reset            {why} take the machine's clock as right though it is behind the floor
 """

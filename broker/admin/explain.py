@@ -63,7 +63,7 @@ def explain(
             return {"decision": "needs-body", "bound": decision.bound}
         case Permit():
             return {
-                "decision": "allow",
+                "decision": "permit",
                 "rule": decision.rule,
                 "rules": list(decision.rules),
                 "operation": decision.operation,

@@ -78,6 +78,7 @@ def make_app(vault: Vault) -> web.Application:
     app.router.add_put("/v1/secrets/{name:.+}", _rotate_secret)
     app.router.add_delete("/v1/secrets/{name:.+}", _remove_secret)
     app.router.add_get("/v1/ca", _ca)
+    app.router.add_post("/v1/clock/reset", _reset_clock)
     return app
 
 
@@ -211,6 +212,7 @@ def _sandbox(record: SandboxRecord) -> dict[str, Any]:
         "created_at": record.created_at,
         "expires_at": box.expires_at,
         "ended_at": record.ended_at,
+        "state": "live" if record.ended_at is None else "ended",
     }
 
 
@@ -362,6 +364,14 @@ async def _status(request: web.Request) -> web.Response:
             "shared_uid": vault.boot.danger_shared_uid,
         }
     )
+
+
+async def _reset_clock(request: web.Request) -> web.Response:
+    body = read_object(await request.read(), {"why": str})
+    why = need(body, "why").strip()
+    if not why or len(why) > 200 or not why.isprintable():
+        raise BadRequest("bad-field", "why is one sentence that goes on record")
+    return web.json_response({"clock": await request.app[VAULT].desk.reset_clock(why, request[ACTOR])})
 
 
 async def _ca(request: web.Request) -> web.Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.sources.base import SourceError
 from broker.vault.secret import Secret
-from broker.vault.store import SecretStore, StoreError
+from broker.vault.store import OWN_SECRETS, SecretStore, StoreError
 
 
 class StoreSource:
@@ -13,6 +13,8 @@ class StoreSource:
 
     def fetch(self, name: str, *, scrub: bool) -> Secret:
         """`scrub` True asks for a value that can be scrubbed: one stored without is refused."""
+        if name.startswith(OWN_SECRETS):
+            raise SourceError("source-refused", f"names below {OWN_SECRETS} are the gateway's own")
         try:
             secret = self._store.read(name)
         except StoreError as error:

@@ -25,6 +25,12 @@ class Clock(Protocol):
     def behind(self) -> bool:
         """True while the machine's clock is behind the floor."""
 
+    def machine(self) -> float:
+        """The machine's own wall time, whatever the floor."""
+
+    def lower_floor(self, floor: float) -> None:
+        """An operator said so, on record."""
+
 
 class SystemClock:
     """The machine's clocks. `floor` is what the state remembers; `raise_floor` follows what was recorded."""
@@ -41,6 +47,12 @@ class SystemClock:
 
     def behind(self) -> bool:
         return time.time() < self.floor - TOLERANCE
+
+    def machine(self) -> float:
+        return time.time()
+
+    def lower_floor(self, floor: float) -> None:
+        self.floor = floor
 
     def raise_floor(self, floor: float) -> None:
         self.floor = max(self.floor, floor)

@@ -28,15 +28,12 @@ from broker.vault.policies import ActivePolicy, PolicyRejected, Rejection, load_
 from broker.vault.records import Fields, who
 from broker.vault.sandboxes import Created, Request, SandboxTable
 from broker.vault.snapshot import render_snapshot
-from broker.vault.store import SecretInfo, SecretStore, StoreError
+from broker.vault.store import OWN_SECRETS, SecretInfo, SecretStore, StoreError
 from net.process import complain
 from state.errors import StateError
 from state.records import Removed, SandboxRecord
 from state.store import StateStore
 from wire.control import CutKind, Snapshot
-
-OWN_SECRETS = "exeat/"
-"""Names below this are ours (the certificate authority): not listed, not added, not a source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +133,11 @@ class Desk:
             await self._journal.append(Event("policy.loaded", loaded), durable=True)
             self._policy, self.rejection = fresh, None
             late = await self._publish()
-            if changed:
+            if before is None or before.digest != fresh.digest:
                 late += await self._cut("policy", "", fresh.digest)
+            for credential, binding in (before.secrets if before else {}).items():
+                if fresh.secrets.get(credential) != binding:
+                    late += await self._cut("credential", "", credential)
             return fresh, changed, _names(late)
 
     def _load(self) -> ActivePolicy:
@@ -285,6 +285,20 @@ class Desk:
             if f"store:{name}" in references:
                 late += await self._cut("credential", "", credential)
         return _names(late)
+
+    # the clock
+
+    async def reset_clock(self, why: str, actor: str) -> float:
+        """Take the machine's clock as right although it is behind the floor (RULINGS 9.6). On record, durably."""
+        async with self._turn:
+            now = self._clock.machine()
+            await self._journal.append(
+                Event("admin.action", {"action": "clock.reset", "actor": actor, "why": why, "outcome": "done"}),
+                durable=True,
+            )
+            await self._blocking(lambda: self._state.reset_clock_floor(now))
+            self._clock.lower_floor(now)
+            return now
 
     # pushing
 

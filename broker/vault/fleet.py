@@ -69,11 +69,12 @@ class Fleet:
         Workers get it after the executors acknowledged (or half the bound passed): new policy reaches the broker
         first.
         """
+        ends = asyncio.get_running_loop().time() + within
         executors = self.members("executor")
         self.send(snapshot, executors)
         await self._until(lambda: self._behind(snapshot.generation, "executor") == (), within / 2)
         self.send(snapshot, self.members("worker"))
-        await self._until(lambda: self._behind(snapshot.generation) == (), within)
+        await self._until(lambda: self._behind(snapshot.generation) == (), ends - asyncio.get_running_loop().time())
         return self._behind(snapshot.generation)
 
     async def cut(self, kind: CutKind, tenant: str, subject: str, within: float) -> tuple[str, ...]:

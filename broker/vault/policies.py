@@ -47,6 +47,8 @@ class ActivePolicy:
     files: tuple[str, ...]
     warnings: tuple[str, ...]
     loaded_at: float
+    tests: int = 0
+    """How many tests of its own it passed."""
 
     @property
     def digest(self) -> str:
@@ -111,6 +113,7 @@ def load_policy(policy_path: Path, credentials_path: Path | None, now: float) ->
         files=tuple(sorted((*texts, *services, *((credentials[0],) if credentials else ())))),
         warnings=tuple(str(problem) for problem in parsed.warnings),
         loaded_at=now,
+        tests=len(parsed.tests),
     )
 
 

@@ -154,10 +154,9 @@ class SandboxTable:
 
     def get(self, sandbox: str, tenant: str | None = None) -> SandboxRecord | None:
         """The live sandbox with this id; ids are unique across tenants."""
-        for (owner, name), record in self._live.items():
-            if name == sandbox and tenant in (None, owner):
-                return record
-        return None
+        if tenant is not None:
+            return self._live.get((tenant, sandbox))
+        return next((record for (_, name), record in self._live.items() if name == sandbox), None)
 
     def live(self) -> tuple[SandboxRecord, ...]:
         return tuple(self._live.values())

@@ -29,7 +29,7 @@ from broker.vault.boot import Boot, BootRefused
 from broker.vault.ca import AuthorityError, CertificateAuthority
 from broker.vault.channel import ControlChannel
 from broker.vault.clock import JUMP, SystemClock
-from broker.vault.desk import OWN_SECRETS, Desk, Settings
+from broker.vault.desk import Desk, Settings
 from broker.vault.fleet import Fleet, Member
 from broker.vault.keys import check_private_directory, key_from_passphrase, read_key_file, read_private
 from broker.vault.leaves import LeafOffice
@@ -38,7 +38,7 @@ from broker.vault.open import Opener
 from broker.vault.opened import Opened, Refused
 from broker.vault.records import Fields, who
 from broker.vault.sandboxes import SandboxTable
-from broker.vault.store import SecretStore, StoreError, check_rollback
+from broker.vault.store import OWN_SECRETS, SecretStore, StoreError, check_rollback
 from broker.vault.tickets import StateTickets
 from net.process import complain
 from rules.facts import Sandbox

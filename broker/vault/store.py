@@ -36,6 +36,8 @@ from broker.vault.keys import check_private_directory, read_private
 from broker.vault.secret import Secret, check_value
 
 FORMAT = 1
+OWN_SECRETS = "exeat/"
+"""Names below this are ours (the certificate authority): not listed, not added by anyone, not a source."""
 MAX_STORE_BYTES = 64 * 1024 * 1024
 _KEY_CHECK = b"exeat store key 1\x00"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(?:/[a-z0-9][a-z0-9._-]*)*\Z")

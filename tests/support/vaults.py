@@ -105,6 +105,9 @@ class ManualClock(SystemClock):
     def behind(self) -> bool:
         return self.set_back
 
+    def machine(self) -> float:
+        return self.now
+
     def jump(self) -> float:
         return 0.0
 

@@ -349,7 +349,7 @@ async def test_decide_tells_what_would_happen(rig) -> None:
     url = "https://orders.shop.example/v1/orders/7"
     assert (await call(rig, "decide", "DELETE", url, role="agent"))["reason"] == "no-rule"
     answer = await call(rig, "decide", "GET", url, role="agent")
-    assert (answer["decision"], answer["rule"], answer["credential"]) == ("allow", "agent/orders.read", "shop-orders")
+    assert (answer["decision"], answer["rule"], answer["credential"]) == ("permit", "agent/orders.read", "shop-orders")
     held = await call(rig, "decide", "POST", "https://orders.shop.example/release", role="agent")
     assert held["decision"] == "hold"
     assert (await refused(rig, "decide", "GET", url)).code == "missing-field"
@@ -404,6 +404,25 @@ async def test_a_rotation_cuts_what_used_the_old_value(rig) -> None:
     executor = await rig.process("executor", "executor-1")
     await call(rig, "rotate_secret", "shop/orders", b"canary-new-0123456789")
     assert [(cut.kind, cut.subject) for cut in executor.named(Cut)] == [("credential", "shop-orders")]
+
+
+async def test_another_reference_cuts_its_credential(rig) -> None:
+    """A policy whose digest is the same but whose secret reference changed closes what used the old one."""
+    executor = await rig.process("executor", "executor-1")
+    rig.credentials_path.write_text(rig.credentials_path.read_text().replace("store:shop/stock", "store:shop/new"))
+    assert (await call(rig, "reload_policy"))["changed"]
+    assert ("credential", "shop-stock") in [(cut.kind, cut.subject) for cut in executor.named(Cut)]
+    assert ("credential", "shop-orders") not in [(cut.kind, cut.subject) for cut in executor.named(Cut)]
+
+
+async def test_a_clock_is_reset_on_record_only(rig) -> None:
+    """Without a reason nothing; with one, the floor is the machine's time and the log says who and why."""
+    assert (await refused(rig, "reset_clock", " ")).code == "bad-field"
+    rig.vault.state.raise_clock_floor(rig.clock.now + 10_000)
+    await call(rig, "reset_clock", "the battery was replaced")
+    assert rig.vault.state.clock_floor() == rig.clock.machine()
+    event = next(event for event in rig.journal.named("admin.action") if event.fields["action"] == "clock.reset")
+    assert event.fields["why"] == "the battery was replaced"
 
 
 async def test_the_root_certificate_is_public_and_its_key_is_not(rig) -> None:
