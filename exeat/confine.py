@@ -266,7 +266,7 @@ def _loopback_up() -> None:
 
 
 def _prove_no_route() -> None:
-    """The namespace must have loopback and nothing else, and know no way to a documentation address (RFC 5737, 3849)."""
+    """The namespace has loopback and nothing else, and no way to a documentation address (RFC 5737, RFC 3849)."""
     if [name for _, name in socket.if_nameindex()] != ["lo"]:
         raise ConfineError("network namespace: it holds more than loopback")
     for family, address in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):

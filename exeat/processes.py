@@ -75,11 +75,11 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
         0,
         "audit.auditor",
         {
-            "node": os.uname().nodename,
+            "node": supervisor.node(),
             "log_directory": str(settings.log),
             "digest_key": digest_key,
             "channels": channels,
-            "signing_key": str(settings.log / "signing.key"),
+            "signing_key": str(settings.auditor_state / "signing.key"),
             "version": __version__,
         },
         [log[name][0] for name in names],

@@ -57,6 +57,11 @@ class Settings:
         return self.state / "vault"
 
     @property
+    def auditor_state(self) -> Path:
+        """The auditor's own folder: the key that signs checkpoints, apart from the log that it signs."""
+        return self.state / "auditor"
+
+    @property
     def admin_socket(self) -> Path:
         return self.run / "admin.sock"
 

@@ -259,6 +259,7 @@ class Supervisor:
         wanted: list[tuple[Path, int, Kind | None]] = [
             (settings.state, 0o711, None),
             (settings.vault_state, 0o700, "vault"),
+            (settings.auditor_state, 0o700, "auditor"),
             (settings.log, 0o700, "auditor"),
             (settings.run, 0o711, None),
             (settings.client_files, 0o755, None),
@@ -380,7 +381,7 @@ class Supervisor:
     def _spawn_confined(self, kind: Kind, argv: tuple[str, ...], keep: tuple[int, ...]) -> subprocess.Popen[bytes]:
         view: list[ViewEntry] = system_view()
         if kind in ("vault", "auditor"):
-            view += self._wide_view()
+            view += self._wide_view(kind)
         else:
             view += [("tmpfs", "mode=1777", "/tmp"), ("tmpfs", "mode=0755", "/run"), *_resolver_view()]
         view += interpreter_view(view)
@@ -405,15 +406,16 @@ class Supervisor:
                 str(error), "or start with --danger-shared-uid, which gives up the separation of processes"
             ) from None
 
-    def _wide_view(self) -> list[ViewEntry]:
-        """What the vault and the auditor see when root starts them: also settings, state, log and run folders."""
+    def _wide_view(self, kind: Kind) -> list[ViewEntry]:
+        """What the vault and the auditor see when root starts them: also settings, and their own folders writable."""
         settings = self._settings
         view: list[ViewEntry] = []
         for path in ("/var", "/srv", "/mnt", "/media", "/run"):
             if os.path.isdir(path) and not os.path.islink(path):
                 view.append(("ro", path, path))
         folders: list[tuple[str, Path]] = [("ro", settings.file.parent), ("ro", settings.policy)]
-        folders += [("rw", settings.state), ("rw", settings.log), ("rw", settings.run)]
+        own = settings.vault_state if kind == "vault" else settings.auditor_state
+        folders += [("rw", own), ("rw", settings.log)] if kind == "auditor" else [("rw", own)]
         view += [(mode, str(path), str(path)) for mode, path in folders if path.exists()]  # type: ignore[misc]
         return view
 
@@ -432,13 +434,20 @@ class Supervisor:
 
     def digest_key(self) -> str:
         """The installation's key of keyed digests (hex); made at the first start."""
-        path = self._settings.state / "digest.key"
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            return path.read_text("ascii").strip()
-        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-            stream.write(new_key() + "\n")
+        return self._once("digest.key", new_key)
+
+    def node(self) -> str:
+        """This installation's name in the log; a changed host name must not make it another log."""
+        return self._once("node", lambda: f"{os.uname().nodename}-{secrets.token_hex(4)}")
+
+    def _once(self, name: str, make: Callable[[], str]) -> str:
+        path = self._settings.state / name
+        if not path.exists():
+            temporary = path.with_suffix(".new")
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+                stream.write(make() + "\n")
+            temporary.replace(path)
         return path.read_text("ascii").strip()
 
     def refuse(self, report: Mapping[str, Any]) -> NoReturn:

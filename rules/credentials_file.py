@@ -169,7 +169,7 @@ def _slot(kind: str, fields: dict[str, Node]) -> Slot:
             fields[key].fail(f"{key}: does not go with kind: {kind}", on_key=True)
     match kind:
         case "bearer":
-            return Slot(where="bearer", template="Bearer {value}")
+            return Slot(where="bearer")
         case "basic":
             return Slot(where="basic")
         case "query":

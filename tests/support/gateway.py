@@ -1,0 +1,289 @@
+"""A whole gateway with real processes, for integration tests: files in a folder of its own, `exeat up`, sandboxes.
+
+with TestGateway(tmp_path, policy=POLICY, credentials=CREDENTIALS, secrets={"api": "..."} ) as gateway:
+    box = gateway.sandbox()                       # a token on the shared listener
+    box.curl("https://api.test:8443/x")           # a real client, with the product's environment
+    gateway.records(event="request.intent")       # what the log says
+    gateway.run("sh", "-c", "...")                # `exeat run` against this gateway
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from audit.search import Filter, search
+from broker.admin.client import AdminClient
+from exeat.commands.setup import write_installation
+from exeat.environment import client_environment
+from tests.support.origins import Origin
+
+EXEAT = str(Path(sys.executable).parent / "exeat")
+PATH = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+
+
+def destinations(*origins: Origin) -> str:
+    """The `destinations:` block that a user would write for loopback origins (each host once)."""
+    lines = ["destinations:"]
+    for origin in origins:
+        for name in origin.names:
+            ca = f", ca: file:{origin.names[0]}.pem" if origin.tls else ""
+            lines.append(
+                f"  {name}: {{addresses: [{origin.address}/32], resolve: [{origin.address}], port: {origin.port}{ca}}}"
+            )
+    return "\n".join(lines) + "\n"
+
+
+@dataclass
+class Box:
+    """One sandbox of the gateway, reached over the shared listener with its token."""
+
+    gateway: TestGateway
+    answer: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.answer["id"])
+
+    @property
+    def token(self) -> str:
+        return str(self.answer["token"])
+
+    @property
+    def placeholders(self) -> Mapping[str, str]:
+        """Variable name -> placeholder."""
+        return dict(self.answer["env"])
+
+    @property
+    def proxy_url(self) -> str:
+        return f"http://session:{self.token}@127.0.0.1:{self.gateway.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What `exeat env` gives to a client, and nothing of the test's own."""
+        files = self.gateway.client_files
+        variables = client_environment(
+            proxy_url=self.proxy_url, ca_file=str(files / "ca.pem"), bundle_file=str(files / "bundle.pem")
+        )
+        return variables | dict(self.placeholders) | {"PATH": PATH, "HOME": str(self.gateway.home), "LANG": "C.UTF-8"}
+
+    def command(self, *argv: str, env: Mapping[str, str] | None = None, **options: Any) -> Completed:
+        """Run a client with the product's environment; text output, 60 s at most."""
+        merged = self.environment | dict(env or {})
+        return completed(subprocess.run(argv, env=merged, capture_output=True, timeout=60, check=False, **options))
+
+    def curl(self, *arguments: str, env: Mapping[str, str] | None = None) -> Completed:
+        return self.command("curl", "-sS", "--max-time", "30", *arguments, env=env)
+
+    def connect(self) -> socket.socket:
+        """A raw connection to the proxy."""
+        return socket.create_connection(("127.0.0.1", self.gateway.port), timeout=20)
+
+
+@dataclass
+class Completed:
+    """What a command did; `out` and `err` as text with replacement characters."""
+
+    code: int
+    out: str
+    err: str
+    raw: bytes = field(repr=False, default=b"")
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def completed(result: subprocess.CompletedProcess[bytes]) -> Completed:
+    return Completed(
+        code=result.returncode,
+        out=result.stdout.decode(errors="replace"),
+        err=result.stderr.decode(errors="replace"),
+        raw=result.stdout,
+    )
+
+
+class TestGateway:
+    """`exeat up` over files in `folder`. A context manager; everything it started is gone afterwards."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        policy: str,
+        credentials: str = "version: 1\ncredentials: {}\n",
+        secrets: Mapping[str, str] | None = None,
+        origins: Iterable[Origin] = (),
+        settings: str = "",
+        listen: str | None = None,
+        options: Iterable[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`policy` is the part after `version:` and `destinations:`; those are written from `origins`.
+
+        `secrets` are put into the store after the start. `settings` are further lines of exeat.yaml.
+        """
+        folder.chmod(0o755)  # pytest's folder is 0700, and started by root the vault has a uid of its own
+        self.folder = folder
+        self.config = folder / "config"
+        self.home = folder / "home"
+        self.state = folder / "state"
+        self.run_folder = folder / "run"
+        self.port = 0
+        self.log = self.state / "log"
+        self._origins = tuple(origins)
+        self._secrets = dict(secrets or {})
+        self._options = tuple(options)
+        self._environment = dict(environment or {})
+        self.process: subprocess.Popen[bytes] | None = None
+        self.home.mkdir()
+        self.config.mkdir()
+        for origin in self._origins:
+            if origin.tls:
+                (self.config / f"{origin.names[0]}.pem").write_text(origin.authority.pem)
+        self._listen = listen or f"127.0.0.1:{free_port()}"
+        self.port = int(self._listen.rpartition(":")[2]) if self._listen != "none" else 0
+        text = (
+            f'version: 1\nlisten: "{self._listen}"\nstate: {self.state}\nrun: {self.run_folder}\n'
+            "policy: policy.yaml\ncredentials: credentials.yaml\nkey: {file: keys/store.key}\n" + settings
+        )
+        write_installation(
+            self.config,
+            {
+                "policy.yaml": self.policy_text(policy),
+                "credentials.yaml": textwrap.dedent(credentials),
+                "exeat.yaml": text,
+            },
+        )
+
+    def policy_text(self, policy: str) -> str:
+        places = destinations(*self._origins) if self._origins else ""
+        return "version: 1\n" + places + textwrap.dedent(policy)
+
+    @property
+    def settings_file(self) -> Path:
+        return self.config / "exeat.yaml"
+
+    @property
+    def client_files(self) -> Path:
+        return self.run_folder / "client"
+
+    @property
+    def admin(self) -> AdminClient:
+        return AdminClient(self.run_folder / "admin.sock")
+
+    def __enter__(self) -> TestGateway:
+        self.start()
+        for name, value in self._secrets.items():
+            self.admin.add_secret(name, value.encode(), owner="tests", scrub=len(value) >= 12)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start `exeat up` and wait for its line; AssertionError with its output where it does not come."""
+        environment = {"PATH": PATH, "HOME": str(self.home), "LANG": "C.UTF-8"} | self._environment
+        with (self.folder / "up.err").open("ab") as errors:
+            self.process = subprocess.Popen(
+                [EXEAT, "up", "--config", str(self.settings_file), *self._options],
+                env=environment,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert b"exeat is up" in line, self.errors() + line.decode()
+
+    def errors(self) -> str:
+        """What the gateway's processes wrote to standard error."""
+        path = self.folder / "up.err"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Stop it and return its exit code."""
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            code = self.process.wait(30)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            self.process = None
+        return code
+
+    def sandbox(self, role: str = "agent", **options: Any) -> Box:
+        options.setdefault("ttl", "10m")
+        return Box(self, self.admin.create_sandbox(role, **options))
+
+    def write_policy(self, policy: str) -> None:
+        """Replace policy.yaml; `reload` puts it in force."""
+        (self.config / "policy.yaml").write_text(self.policy_text(policy))
+
+    def reload(self) -> dict[str, Any]:
+        return self.admin.reload_policy()
+
+    def records(self, **conditions: Any) -> list[dict[str, Any]]:
+        """The log's records that match `audit.search.Filter(**conditions)`, in order."""
+        return [dict(record) for record in search(self.log, Filter(**conditions))]
+
+    def exeat(self, *arguments: str, env: Mapping[str, str] | None = None, **options: Any) -> Completed:
+        """Run the command against this gateway: `gateway.exeat("status")`."""
+        environment = {"PATH": PATH, "HOME": str(self.home), "LANG": "C.UTF-8"} | dict(env or {})
+        options.setdefault("cwd", self.home)
+        argv = [EXEAT, arguments[0], *_config_position(arguments[1:], str(self.settings_file))]
+        return completed(
+            subprocess.run(
+                argv, env=environment, capture_output=True, timeout=90, check=False, stdin=subprocess.DEVNULL, **options
+            )
+        )
+
+    def run(self, *argv: str, options: Iterable[str] = (), env: Mapping[str, str] | None = None) -> Completed:
+        """`exeat run` of `argv` in a sandbox of this gateway."""
+        environment = {"PATH": PATH, "HOME": str(self.home), "LANG": "C.UTF-8"} | dict(env or {})
+        command = [EXEAT, "run", "--config", str(self.settings_file), *options, "--", *argv]
+        return completed(
+            subprocess.run(
+                command,
+                env=environment,
+                cwd=self.home,
+                capture_output=True,
+                timeout=90,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        )
+
+
+def free_port() -> int:
+    """A port that was free a moment ago; the gateway binds it itself."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _config_position(arguments: tuple[str, ...], file: str) -> list[str]:
+    """Groups take --config after their sub-command: `sandbox list --config F`."""
+    words = list(arguments)
+    position = 1 if words and not words[0].startswith("-") else 0
+    return [*words[:position], "--config", file, *words[position:]]
