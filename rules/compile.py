@@ -59,10 +59,14 @@ def _policy(document: Mapping[str, Any]) -> Policy:
     whole = _fields(document, "document", "version basis operations credentials destinations roles")
     if whole["version"] != VERSION:
         raise DocumentFault("the document has another version")
-    operations = {_text(name, "operation"): _operation(name, value) for name, value in whole["operations"].items()}
-    credentials = {CredentialRef(name): _credential(name, value) for name, value in whole["credentials"].items()}
-    destinations = {name: _destination(name, value) for name, value in whole["destinations"].items()}
-    roles = {_text(name, "role"): _role(name, value, operations) for name, value in whole["roles"].items()}
+    operations = {
+        _text(name, "operation"): _operation(name, value) for name, value in _pairs(whole["operations"], "operations")
+    }
+    credentials = {
+        CredentialRef(name): _credential(name, value) for name, value in _pairs(whole["credentials"], "credentials")
+    }
+    destinations = {name: _destination(name, value) for name, value in _pairs(whole["destinations"], "destinations")}
+    roles = {_text(name, "role"): _role(name, value, operations) for name, value in _pairs(whole["roles"], "roles")}
     for role in roles.values():
         for rule in role.rules:
             if rule.credential is not None and rule.credential not in credentials:
@@ -78,7 +82,9 @@ def _policy(document: Mapping[str, Any]) -> Policy:
 
 def _role(name: str, value: Any, operations: Mapping[str, Operation]) -> Role:
     whole = _fields(value, "role", "message boundary rules")
-    rules = tuple(sorted((_rule(item, operations) for item in whole["rules"]), key=lambda rule: rule.id))
+    rules = tuple(
+        sorted((_rule(item, operations) for item in _items(whole["rules"], "rules")), key=lambda rule: rule.id)
+    )
     if len({rule.id for rule in rules}) != len(rules):
         raise DocumentFault("two rules of a role share an id")
     exact: dict[str, list[Rule]] = {}
@@ -108,7 +114,7 @@ _RULE = (
 
 def _rule(value: Any, operations: Mapping[str, Operation]) -> Rule:
     whole = _fields(value, "rule", _RULE)
-    bind = {_text(name, "bind"): _texts(patterns, "bind") for name, patterns in whole["bind"].items()}
+    bind = {_text(name, "bind"): _texts(patterns, "bind") for name, patterns in _pairs(whole["bind"], "bind")}
     for patterns in bind.values():
         if not patterns:
             raise DocumentFault("a binding is empty")
@@ -116,11 +122,11 @@ def _rule(value: Any, operations: Mapping[str, Operation]) -> Rule:
             check_binding(pattern)
     requests = whole["requests"]
     if requests is not None:
-        count, seconds = (_natural(number, "requests") for number in requests)
+        count, seconds = (_natural(number, "requests") for number in _items(requests, "requests"))
         requests = (count, seconds)
     tunnel = _flag(whole["tunnel"], "tunnel")
-    ops = tuple(operations[_text(name, "operation")] for name in whole["operations"])
-    hosts = tuple(compile_host(_text(text, "host")) for text in whole["hosts"])
+    ops = tuple(operations[_text(name, "operation")] for name in _items(whole["operations"], "operations"))
+    hosts = tuple(compile_host(_text(text, "host")) for text in _items(whole["hosts"], "hosts"))
     action = _one_of(whole["action"], ("deny", "allow"), "action")
     if (not ops and not hosts) or (action == "allow" and not ops and not tunnel):
         raise DocumentFault("a rule covers nothing, or everything")
@@ -162,9 +168,11 @@ def _operation(name: str, value: Any) -> Operation:
     whole = _fields(value, "operation", _OPERATION)
     query = whole["query"]
     if query is not None:
-        query = {_text(key, "query"): None if item is None else _texts(item, "query") for key, item in query.items()}
-    hosts = tuple(compile_host(_text(text, "host")) for text in whole["hosts"])
-    methods, paths = _texts(whole["methods"], "methods"), tuple(_path(item) for item in whole["paths"])
+        query = {
+            _text(key, "query"): None if item is None else _texts(item, "query") for key, item in _pairs(query, "query")
+        }
+    hosts = tuple(compile_host(_text(text, "host")) for text in _items(whole["hosts"], "hosts"))
+    methods, paths = _texts(whole["methods"], "methods"), tuple(_path(item) for item in _items(whole["paths"], "paths"))
     if not (hosts and methods and paths):
         raise DocumentFault("an operation without host, method or path would mean everything")
     return Operation(
@@ -179,10 +187,12 @@ def _operation(name: str, value: Any) -> Operation:
         query_required=_texts(whole["query_required"], "query_required"),
         request_headers={
             _text(key, "request_headers"): _texts(item, "request_headers")
-            for key, item in whole["request_headers"].items()
+            for key, item in _pairs(whole["request_headers"], "request_headers")
         },
         body=None if whole["body"] is None else _body(whole["body"]),
-        arguments={_text(key, "arguments"): _text(item, "arguments") for key, item in whole["arguments"].items()},
+        arguments={
+            _text(key, "arguments"): _text(item, "arguments") for key, item in _pairs(whole["arguments"], "arguments")
+        },
         fold=_texts(whole["fold"], "fold"),
         extra_request_headers=_texts(whole["extra_request_headers"], "extra_request_headers"),
         native=_text(whole["native"], "native"),
@@ -213,7 +223,10 @@ def _credential(name: str, value: Any) -> CredentialDef:
     slot = _fields(whole["slot"], "slot", "where name template")
     placeholder = _fields(whole["placeholder"], "placeholder", "env shape")
     check_shape(_text(placeholder["shape"], "shape"))
-    authorities = tuple((_host(_text(host, "host")), _natural(port, "port")) for host, port in whole["authorities"])
+    authorities = tuple(
+        (_host(_text(host, "host")), _natural(port, "port"))
+        for host, port in _items(whole["authorities"], "authorities")
+    )
     if not authorities:
         raise DocumentFault("a credential is bound to no host")
     return CredentialDef(
@@ -235,7 +248,7 @@ def _credential(name: str, value: Any) -> CredentialDef:
 
 def _destination(name: str, value: Any) -> DestinationDef:
     whole = _fields(value, "destination", "port scheme addresses static ca_pem")
-    networks = tuple(ip_network(_text(text, "addresses")) for text in whole["addresses"])
+    networks = tuple(ip_network(_text(text, "addresses")) for text in _items(whole["addresses"], "addresses"))
     static = _texts(whole["static"], "static")
     for text in static:
         address = ip_address(text)
@@ -258,6 +271,18 @@ def _fields(value: Any, what: str, names: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or value.keys() != set(names.split()):
         raise DocumentFault(f"{what} does not have exactly its fields")
     return value
+
+
+def _pairs(value: Any, what: str) -> list[tuple[Any, Any]]:
+    if not isinstance(value, Mapping):
+        raise DocumentFault(f"{what} is not an object")
+    return list(value.items())
+
+
+def _items(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise DocumentFault(f"{what} is not a list")
+    return list(value)
 
 
 def _host(text: str) -> Host:
