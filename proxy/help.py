@@ -30,7 +30,7 @@ PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelpTexts:
-    """What the worker was given at boot. `environment` values hold `{ca}` and `{bundle}` where the files go."""
+    """What the worker was given at boot. `environment` values hold `{ca}`, `{bundle}` and `{proxy}` as places."""
 
     ca_pem: str
     bundle_pem: str
@@ -124,13 +124,18 @@ def allowed(sandbox: Sandbox, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def env_script(environment: Mapping[str, str]) -> str:
-    """A POSIX script that fetches both certificate files and exports what clients read. Proxy variables stay as set."""
+    """A POSIX script that fetches both certificate files and exports what clients read.
+
+    It knows no token: `{proxy}` becomes the proxy URL that the shell already has, and a value that spells an address
+    of its own into a proxy variable is left out.
+    """
     lines = [_SCRIPT]
     for name, value in sorted(environment.items()):
-        if "{proxy}" in value or not name.replace("_", "").isalnum():
+        if not name.replace("_", "").isalnum() or ("proxy" in name.lower() and "://" in value):
             continue
         quoted = "".join(f"\\{char}" if char in '\\"$`' else char for char in value)
         quoted = quoted.replace("{ca}", "$exeat_dir/ca.pem").replace("{bundle}", "$exeat_dir/bundle.pem")
+        quoted = quoted.replace("{proxy}", "$exeat_proxy")
         lines.append(f'export {name}="{quoted}"')
     return "\n".join(lines) + "\n"
 
@@ -150,6 +155,7 @@ puts the real one in. A refusal names its reason, what would help, and whether a
 
 _SCRIPT = """# Use: eval "$(curl -fsS http://exeat.internal/env.sh)"
 exeat_dir="${EXEAT_DIR:-${TMPDIR:-/tmp}/exeat-$(id -u)}"
+exeat_proxy="${https_proxy:-${HTTPS_PROXY:-http://127.0.0.1:3128}}"
 umask 077
 mkdir -p "$exeat_dir"
 for exeat_file in ca.pem bundle.pem; do

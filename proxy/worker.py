@@ -72,6 +72,7 @@ class Listener:
     kind: Literal["shared", "sandbox"]
     sandbox: str = ""
     channel_key: str = field(default="", repr=False)
+    """Hex."""
     name: str = ""
 
 
@@ -97,7 +98,7 @@ class Boot:
     listen: str | None = None
     """`host:port` to bind a shared listener on, where nobody passes one (containers)."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """For /env.sh: values with `{ca}` and `{bundle}` where the files go."""
+    """For /env.sh: values with `{ca}`, `{bundle}` and `{proxy}` where the files and the proxy URL go."""
     drain_seconds: float = 8.0
     ready_fd: int | None = None
     """Written `ready\\n` once a snapshot is in force and the listeners accept."""

@@ -223,8 +223,8 @@ async def test_a_held_request_is_refused_with_a_ticket_and_one_record() -> None:
     [
         ("a header beyond the bound", facts("/v1/read/x", "api.test", ("x-a", "b" * 40_000)), "head-too-large"),
         ("query bytes beyond the hour's budget", facts("/v1/read/x?" + "q" * 100), "limit-reached"),
-        ("an upload on a read operation", facts("/v1/read/x", "api.test", ("content-length", "99"), has_body=True),
-         "limit-reached"),
+        ("an upload on a read operation", facts("/fetch", "api.test", ("content-length", "99"), method="POST",
+                                                has_body=True), "limit-reached"),
     ],
 )  # fmt: skip
 async def test_bounds_refuse_what_policy_would_allow(sentence: str, asked: RequestFacts, reason: str) -> None:
