@@ -84,7 +84,7 @@ def _check_use(
             host = Host.parse(f"[{pattern.suffix}]" if ":" in pattern.suffix else pattern.suffix)
             if not credential.binds(Destination("https", host, op.port)):
                 where = f"{pattern.suffix}:{op.port}"
-                node.fail(f"{rule.id}: credential {credential.name} is not bound to {where} ({op.id})")
+                node.fail(f"{rule.id}: credential {credential.name} is not bound to {where}, where {op.id} goes")
             covered[rule.credential].add((pattern.suffix, op.port))
 
 

@@ -21,7 +21,7 @@ from rules.catalogue import ServiceDef
 from rules.decide import ANY_METHOD
 from rules.matching import InvalidTemplate, check_binding, parse_path
 from rules.names import CredentialRef, RuleId, Scheme
-from rules.operations import json_fields
+from rules.operations import LATER, json_fields
 from rules.policy import BodySpec, DestinationDef, Effect, HostPattern, Operation, PathPattern, Rule
 from rules.reader import Node, Rejected, shown
 from rules.result_paths import InvalidKeep, check_keep
@@ -173,9 +173,13 @@ def _chosen(node: Node, services: Sequence[ServiceDef]) -> dict[str, tuple[tuple
     for index, word in enumerate(words):
         if not any(service.select(word) for service in services):
             known = sorted({name for service in services for name in service.operation_names})
-            near = difflib.get_close_matches(word, (*known, *_EFFECTS), 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join((*_EFFECTS, *known))}"
+            effects = [effect for effect in _EFFECTS if any(service.select(effect) for service in services)]
+            near = difflib.get_close_matches(word, (*known, *effects), 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join((*effects, *known))}"
             node.child(index).fail(f"no operation {shown(word)} here; {hint}")
+        for op in (op for service in services for op in service.select(word) if word not in _EFFECTS):
+            if op.body is not None and op.body.matcher == LATER:
+                node.child(index).warn(f"{op.id} is known but cannot be judged yet, so it stays denied")
     chosen: dict[str, tuple[tuple[str, ...], tuple[Operation, ...]]] = {}
     for service in services:
         ops = {op.id: op for word in words for op in service.select(word)}

@@ -22,13 +22,17 @@ BLOCK = re.compile(r"^```ya?ml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def documented() -> list[Any]:
-    """Every YAML block of the documents that is a policy or a credentials file."""
-    found: list[Any] = []
+    """Every YAML block of the documents that is a policy or a credentials file, and what `exeat init` writes."""
+    found: list[Any] = [
+        pytest.param(path.read_text(encoding="utf-8"), id=path.name)
+        for path in sorted((ROOT / "exeat" / "templates").glob("*.yaml"))
+        if path.stem in ("policy", "credentials")
+    ]
     for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
         for index, match in enumerate(BLOCK.finditer(path.read_text(encoding="utf-8"))):
             if re.search(r"^(roles|credentials|everyone):", match[1], re.MULTILINE):
                 found.append(pytest.param(match[1], id=f"{path.relative_to(ROOT)}-{index}"))
-    return found or [pytest.param("version: 1\nroles: {dev: {allow: []}}\n", id="none-yet")]
+    return found
 
 
 def errors(validator: Draft202012Validator, text: str) -> list[str]:
