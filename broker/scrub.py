@@ -62,7 +62,7 @@ class Patterns:
     the executor. Raises ScrubError over MAX_MATERIAL.
     """
 
-    __slots__ = ("_exact", "_exact_ends", "_folded", "_folded_ends", "empty", "longest")
+    __slots__ = ("_exact", "_exact_ends", "_folded", "_folded_ends", "empty", "escapes", "longest")
 
     def __init__(self, guarded: Iterable[Guarded]) -> None:
         values = {item.unpredictable for item in guarded if len(item.value) >= RUN}
@@ -82,6 +82,8 @@ class Patterns:
             self._exact_ends.append(_Prefixes(value, width, width))
             self._folded_ends.append(_Prefixes(value.hex().encode(), 2 * width, 2 * width))
         self.empty = not exact
+        self.escapes = _telling_escapes(b"".join(values))
+        """Finds a JSON escape that could hide a byte of a pattern; where none is, the text is its own reading."""
         self.longest = max((len(pattern) for pattern in exact | folded), default=0)
         implementation = ahocorasick_rs.Implementation.ContiguousNFA
         self._exact = ahocorasick_rs.BytesAhoCorasick(sorted(exact), implementation=implementation)
@@ -131,7 +133,7 @@ class Scrubber:
         if self._patterns.empty:
             return data
         self._pending += data
-        views = _views(self._pending)
+        views = _views(self._pending, self._patterns.escapes)
         self._mark(views)
         return self._release(self._boundary(views))
 
@@ -258,17 +260,36 @@ class _View:
         return source_end + position - start - size + (0 if first else 1)
 
 
-def _views(pending: bytes) -> list[_View]:
+def _telling_escapes(alphabet: bytes) -> re.Pattern[bytes]:
+    """A pattern for the JSON escapes that stand for a byte of `alphabet` or of base64, hex and percent forms."""
+    short = b"".join(name for name, byte in _SHORT_ESCAPES.items() if byte in alphabet or byte == b"/")
+    wide = b"[0-9A-Fa-f]" if not alphabet.isascii() else b"00[2-7]"
+    return re.compile(rb"\\(?:u" + wide + rb"|[" + re.escape(short) + rb"])")
+
+
+def _views(pending: bytes, escapes: re.Pattern[bytes]) -> list[_View]:
     plain = _View(pending, [], len(pending))
     views = [plain]
     if b"%" in pending:
         views.append(_undo_percent(plain, None))
     if b"\\" in pending:
+        if escapes.search(pending) is None and not _ends_in_escape(pending):
+            return views  # most JSON has only \\n and \\": no byte of a secret hides there
         unescaped = _undo_json(plain)
         views.append(unescaped)
         if b"%" in unescaped.text:
             views.append(_undo_percent(unescaped, unescaped))
     return views
+
+
+def _ends_in_escape(pending: bytes) -> bool:
+    """True if `pending` ends in the middle of a JSON escape."""
+    match = _JSON_OPEN.search(pending, max(0, len(pending) - 16))
+    if match is None:
+        return False
+    before = pending[: match.start()]
+    # A backslash behind an odd number of them is itself escaped: that escape is finished.
+    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 0
 
 
 def _undo_percent(source: _View, parent: _View | None) -> _View:

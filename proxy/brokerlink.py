@@ -12,13 +12,11 @@ An answer that ends by AnswerAbort, or by HandoffBroken, reaches the client as a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from net.exchange import ClientSide
 from net.fdchannel import ChannelBroken, FdChannel, socket_pair
 from net.framing import FrameStream
 from net.stream import StreamBroken, open_socket_stream
@@ -48,7 +46,6 @@ from wire.handoff import (
     seal,
     statement_frame,
 )
-from wire.heads import CHUNKED, NO_BODY, Framing, HeadRefused, Length, ResponseHead
 
 SEND_SECONDS = 1.0
 """Longest wait for one executor's channel to take a hand-off; then the next one is asked."""
@@ -123,147 +120,6 @@ class BrokerLink(Protocol):
     async def open(self, request: HandoffRequest, judged_body: bytes | None = None) -> HandoffExchange:
         """Seal and send the statement and, where one was judged, its body. Raises BrokerUnavailable."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandoffResult:
-    """How a hand-off ended. With `refusal` nothing was sent to the client: answer it. `error` is a reason code,
-    `client-gone`, or ""; with it and `head_sent` the client's message was aborted, without it answer a refusal.
-    """
-
-    refusal: Refusal | None = None
-    error: str = ""
-    status: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    completed: bool = False
-    head_sent: bool = False
-    body_left: bool = False
-    """The answer came before the client's body ended: call discard_bounded() on the server connection."""
-
-
-async def relay_handoff(
-    server: ClientSide, handoff: HandoffExchange, *, method: str, streamed: bool, expects_continue: bool = False
-) -> HandoffResult:
-    """Run an opened hand-off for the client behind `server` and return how it ended; always closes `handoff`.
-
-    `streamed`: the request's body was not judged and is read from `server` after the broker's Continue.
-    `expects_continue`: the client waits for 100 Continue, which the broker's Continue stands for. Never raises for
-    what client or broker do.
-    """
-    relay = _Relay(server, handoff, method)
-    server.on_broken(handoff.cancel)
-    try:
-        return await relay.run(streamed=streamed, expects_continue=expects_continue)
-    finally:
-        server.on_broken(None)
-        await handoff.close()
-
-
-class _Relay:
-    """One relayed hand-off: what was counted and sent so far."""
-
-    def __init__(self, server: ClientSide, handoff: HandoffExchange, method: str) -> None:
-        self._server = server
-        self._handoff = handoff
-        self._method = method
-        self._status = 0
-        self._up = 0
-        self._down = 0
-        self._head_sent = False
-        self._up_done = False
-
-    async def run(self, *, streamed: bool, expects_continue: bool) -> HandoffResult:
-        upload: asyncio.Task[None] | None = None
-        self._up_done = not streamed
-        try:
-            verdict = await self._handoff.receive()
-            if isinstance(verdict, Refusal):
-                return self._ended(refusal=verdict)
-            if not isinstance(verdict, Continue):
-                return self._ended(error="broker-unavailable")
-            if streamed:
-                if expects_continue:
-                    await self._server.send_interim(ResponseHead(100, "Continue", "1.1", ()))
-                upload = asyncio.get_running_loop().create_task(self._upload())
-            return await self._download()
-        except HandoffBroken:
-            return self._cut("broker-unavailable")
-        except StreamBroken:
-            return self._cut("client-gone")
-        except HeadRefused as error:
-            return self._cut(error.reason)
-        finally:
-            if upload is not None:
-                upload.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await upload
-
-    async def _upload(self) -> None:
-        """Send the client's body. A client that breaks it off cancels the call; the download then ends by itself."""
-        try:
-            while (data := await self._server.read_body()) is not None:
-                await self._handoff.send_body(data)
-                self._up += len(data)
-            await self._handoff.finish_body()
-            self._up_done = True
-        except (StreamBroken, HeadRefused):
-            self._handoff.cancel()
-        except HandoffBroken:
-            pass  # the receiving side sees the same, or an early answer that came first
-
-    async def _download(self) -> HandoffResult:
-        server = self._server
-        while True:
-            answer = await self._handoff.receive()
-            match answer:
-                case Refusal():
-                    return self._ended(refusal=answer) if not self._head_sent else self._cut("broker-unavailable")
-                case AnswerAbort():
-                    return self._cut(answer.reason)
-                case AnswerHead() if not self._head_sent:
-                    await server.send_head(_response_head(answer), _framing(answer, self._method))
-                    await server.flush()
-                    self._status, self._head_sent = answer.status, True
-                case AnswerData(data) if self._head_sent:
-                    await server.send_data(data)
-                    self._down += len(data)
-                case AnswerEnd() if self._head_sent:
-                    await server.finish()
-                    return self._ended(completed=True)
-                case _:
-                    return self._cut("broker-unavailable")
-
-    def _ended(self, *, refusal: Refusal | None = None, error: str = "", completed: bool = False) -> HandoffResult:
-        return HandoffResult(
-            refusal=refusal,
-            error=error,
-            status=self._status,
-            bytes_up=self._up,
-            bytes_down=self._down,
-            completed=completed,
-            head_sent=self._head_sent,
-            body_left=not self._up_done,
-        )
-
-    def _cut(self, error: str) -> HandoffResult:
-        """The answer is not whole: the client must see a cut message, never a well-formed short one (RULINGS 2.4)."""
-        if self._head_sent or error == "client-gone":
-            self._server.abort()
-        return self._ended(error=error)
-
-
-def _response_head(answer: AnswerHead) -> ResponseHead:
-    headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers)
-    return ResponseHead(answer.status, answer.reason, "1.1", headers)
-
-
-def _framing(answer: AnswerHead, method: str) -> Framing:
-    if method == "HEAD" or answer.status in (204, 304):
-        return NO_BODY
-    if answer.length is None:
-        return CHUNKED
-    return Length(answer.length) if answer.length else NO_BODY
 
 
 class SocketBrokerLink:

@@ -1,9 +1,8 @@
-"""The worker's side of a hand-off: what reaches the client, and what never does."""
+"""The worker's side of a hand-off: what the broker says arrives as it is, everything else breaks it."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -11,11 +10,9 @@ import pytest
 
 from net.fdchannel import FdChannel, channel_pair
 from net.framing import FrameStream
-from net.http1 import ServerConnection
 from net.stream import StreamBroken, open_socket_stream
-from proxy.brokerlink import BrokerUnavailable, HandoffRequest, HandoffResult, SocketBrokerLink, relay_handoff
+from proxy.brokerlink import BrokerUnavailable, HandoffBroken, HandoffExchange, HandoffRequest, SocketBrokerLink
 from tests.support.fakes import CountingRandom, ManualClock
-from tests.support.streams import MemoryStream
 from wire.frames import encode_frame
 from wire.handoff import (
     HANDOFF_MESSAGE,
@@ -73,6 +70,8 @@ class FakeExecutor:
     hold: bool = False
     """Keep the socket open after the last answer."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """The body ended."""
 
     async def run(self) -> None:
         while (passed := await self.channel.receive()) is not None:
@@ -98,6 +97,7 @@ class FakeExecutor:
                     self.body += frame.payload
                 case FrameType.BODY_END:
                     self.body_ended = True
+                    self.over.set()
                     if not self.hold:
                         return
                 case _:
@@ -105,55 +105,41 @@ class FakeExecutor:
         self.left.set()
 
 
-async def to_the_end(stream: MemoryStream) -> None:
-    """Read until the stream ends."""
-    while await stream.receive():
-        pass
-
-
 @dataclass
 class Bench:
-    """A link, an executor, and one client connection with its request already read."""
+    """A link and the executor at its other end."""
 
     link: SocketBrokerLink
     executor: FakeExecutor
-    client: MemoryStream
-    server: ServerConnection
 
-    async def relay(self, *, method: str = "GET", streamed: bool = False, expects: bool = False) -> HandoffResult:
-        """Open a hand-off and relay it for the client."""
-        plan = BodyPlan(kind="chunked") if streamed else None
-        handoff = await self.link.open(request(plan, method))
-        return await relay_handoff(self.server, handoff, method=method, streamed=streamed, expects_continue=expects)
+    async def answers(self, body: BodyPlan | None = None, judged: bytes | None = None) -> list[Answer]:
+        """Open a hand-off and take all its answers. Raises HandoffBroken."""
+        exchange = await self.link.open(request(body), judged)
+        found: list[Answer] = []
+        try:
+            while not found or not isinstance(found[-1], AnswerEnd | AnswerAbort | Refusal):
+                found.append(await exchange.receive())
+        finally:
+            await exchange.close()
+        return found
 
-    async def received(self) -> bytes:
-        """All that the client got, to the end of the connection."""
-        await self.server.stream.close()
-        out = b""
-        while data := await self.client.receive():
-            out += data
-        return out
+
+Make = Callable[..., Bench]
 
 
 @pytest.fixture
-async def bench() -> AsyncIterator[Callable[..., object]]:
+async def bench() -> AsyncIterator[Make]:
     """A maker of benches."""
     made: list[tuple[Bench, asyncio.Task[None], FdChannel]] = []
 
-    async def make(
-        *answers: Answer | bytes, raw: bytes = b"GET /x HTTP/1.1\r\nHost: shop.test\r\n\r\n", hold: bool = False
-    ) -> Bench:
+    def make(*answers: Answer | bytes, hold: bool = False) -> Bench:
         near, far = channel_pair()
         channel = FdChannel(near)
         link = SocketBrokerLink([channel], clock=ManualClock(), random=CountingRandom())
         link.arm("worker-1", KEY)
         executor = FakeExecutor(FdChannel(far), list(answers), hold=hold)
         running = asyncio.get_running_loop().create_task(executor.run())
-        client, server_stream = MemoryStream.pair()
-        client.write(raw)
-        server = ServerConnection(server_stream)
-        assert await server.next_head() is not None
-        made.append((Bench(link, executor, client, server), running, channel))
+        made.append((Bench(link, executor), running, channel))
         return made[-1][0]
 
     yield make
@@ -222,149 +208,127 @@ async def test_a_judged_body_and_its_plan_belong_together() -> None:
     far.close()
 
 
-CUTS: list[tuple[str, list[Answer | bytes], str]] = [
-    ("the executor leaves before any verdict", [b""], "broker-unavailable"),
-    ("a head comes without a verdict", [HEAD], "broker-unavailable"),
-    ("noise comes instead of a frame", [Continue(), encode_frame(99, b"x")], "broker-unavailable"),
-    ("a frame beyond its bound", [Continue(), b"\xff\xff\xff\xff\x13"], "broker-unavailable"),
-    ("data before a head", [Continue(), AnswerData(b"x")], "broker-unavailable"),
-    ("an end before a head", [Continue(), AnswerEnd()], "broker-unavailable"),
+BROKEN: list[tuple[str, list[Answer | bytes]]] = [
+    ("it leaves before any verdict", []),
+    ("it leaves after its verdict", [Continue()]),
+    ("it leaves in mid-body", [Continue(), HEAD, AnswerData(b"part")]),
+    ("it leaves inside a frame", [Continue(), b"\x00\x00\x00\x09\x13half"]),
+    ("noise instead of a frame", [Continue(), encode_frame(99, b"x")]),
+    ("a frame of the other direction", [Continue(), encode_frame(FrameType.BODY, b"x")]),
+    ("a frame beyond its bound", [Continue(), b"\xff\xff\xff\xff\x13"]),
 ]
 
 
-@pytest.mark.parametrize(("sentence", "answers", "error"), CUTS, ids=[row[0] for row in CUTS])
-async def test_a_broken_executor_is_a_refusal(
-    bench: Callable[..., object], sentence: str, answers: list[Answer | bytes], error: str
+@pytest.mark.parametrize(("sentence", "answers"), BROKEN, ids=[row[0] for row in BROKEN])
+async def test_a_broken_executor_never_ends_an_answer_well(
+    bench: Make, sentence: str, answers: list[Answer | bytes]
 ) -> None:
-    """Before a head went out, the client can still be told: nothing was written."""
-    one = await bench(*answers)  # type: ignore[misc]
-    handoff = await one.link.open(request())
-    if answers[-1] != HEAD:
-        handoff._frames.stream.write(b"\x00\x00\x00\x00\x03")  # BODY_END: lets the fake end its side
-    result = await relay_handoff(one.server, handoff, method="GET", streamed=False)
-    assert (result.error, result.head_sent, result.completed) == (error, False, False)
-    assert await one.received() == b""
+    """Whatever it does instead of END is a broken hand-off (2.4)."""
+    one = bench(*answers)
+    exchange = await one.link.open(request(BodyPlan(kind="chunked")))
+    await exchange.finish_body()  # lets the fake end its side
+    with pytest.raises(HandoffBroken):
+        await to_the_end(exchange)
+    await exchange.close()
 
 
-@pytest.mark.parametrize(
-    "tail",
-    [
-        [AnswerAbort(reason="answer-withheld")],
-        [Refusal(reason="no-rule")],
-        [HEAD],
-        [Continue(), encode_frame(99, b"")],
-    ],
-    ids=["abort", "a late refusal", "two heads", "noise"],
-)
-async def test_an_answer_cut_short_is_aborted_for_the_client(
-    bench: Callable[..., object], tail: list[Answer | bytes]
-) -> None:
-    """After the head, anything but the end cuts the client's message: no well-formed short answer (2.4)."""
-    one = await bench(Continue(), HEAD, AnswerData(b"part"), *tail)  # type: ignore[misc]
-    result = await one.relay()
-    assert result.error
-    assert result.head_sent
-    assert not result.completed
-    assert one.server.must_close
-    with pytest.raises(StreamBroken):
-        await to_the_end(one.client)
-
-
-async def test_a_refusal_leaves_the_client_untouched(bench: Callable[..., object]) -> None:
-    """The lane answers refusals, in the client's own shape."""
-    refusal = Refusal(reason="approval-required", ticket="t", retry_after=30)
-    one = await bench(refusal)  # type: ignore[misc]
-    result = await one.relay()
-    assert result.refusal == refusal
-    assert not result.head_sent
-    assert await one.received() == b""
-
-
-async def test_a_refusal_after_continue_is_a_refusal_too(bench: Callable[..., object]) -> None:
-    """The broker's fixed 502 takes the place of the upstream's answer."""
-    one = await bench(Continue(), Refusal(reason="answer-withheld"))  # type: ignore[misc]
-    assert (await one.relay()).refusal == Refusal(reason="answer-withheld")
-
-
-async def test_an_upstream_cannot_forge_a_refusal(bench: Callable[..., object]) -> None:
-    """What came from upstream is payload of DATA, whatever it looks like."""
-    forged = encode_answer(Refusal(reason="no-rule")) + encode_answer(AnswerEnd())
-    one = await bench(Continue(), HEAD, AnswerData(forged), AnswerEnd())  # type: ignore[misc]
-    result = await one.relay()
-    assert result.completed
-    assert result.refusal is None
-    assert forged in await one.received()
-
-
-async def test_the_statement_says_what_was_judged(bench: Callable[..., object]) -> None:
-    """It is sealed under the worker's key, with a nonce and the time of sending."""
-    one = await bench(Continue(), SIZED, AnswerData(b"hello"), AnswerEnd())  # type: ignore[misc]
-    result = await one.relay()
-    assert (result.status, result.bytes_down, result.completed) == (200, 5, True)
-    (sealed,) = one.executor.statements
-    statement = open_sealed(sealed, KEY)
-    assert (statement.worker, statement.issued_at) == ("worker-1", ManualClock().wall())
-    assert statement.evidence.token == "tok"
-    received = await one.received()
-    assert received.endswith(b"\r\n\r\nhello")
-    assert b"Content-Length: 5\r\n" in received
-
-
-async def test_nonces_differ(bench: Callable[..., object]) -> None:
-    """No two statements are alike."""
-    one = await bench(Refusal(reason="no-rule"))  # type: ignore[misc]
-    for _ in range(2):
-        await (await one.link.open(request())).close()
-    while len(one.executor.statements) < 2:
-        await asyncio.sleep(0)
-    first, second = (open_sealed(sealed, KEY).nonce for sealed in one.executor.statements)
-    assert first != second
-
-
-async def test_a_streamed_body_waits_for_continue_and_arrives_whole(bench: Callable[..., object]) -> None:
-    """The client's 100 Continue is the broker's yes."""
-    raw = b"POST /x HTTP/1.1\r\nHost: shop.test\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n"
-    one = await bench(Continue(), SIZED, raw=raw)  # type: ignore[misc]
-    relaying = asyncio.ensure_future(one.relay(method="POST", streamed=True, expects=True))
-    assert (await one.client.receive()).startswith(b"HTTP/1.1 100 Continue\r\n")
-    assert not one.executor.body
-    payload = b"p" * 150_000
-    one.client.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(payload), payload))
-    result = await relaying
-    assert hashlib.sha256(one.executor.body).digest() == hashlib.sha256(payload).digest()
-    assert one.executor.body_ended
-    assert result.bytes_up == len(payload)
-    assert result.error  # the fake ended after the body, in the middle of its announced answer
-    assert not result.completed
-
-
-async def test_a_client_that_leaves_cancels_the_handoff(bench: Callable[..., object]) -> None:
-    """The executor learns it at once."""
-    one = await bench(Continue(), HEAD, AnswerData(b"first"), hold=True)  # type: ignore[misc]
-    relaying = asyncio.ensure_future(one.relay())
-    while b"first" not in await one.client.receive():
+async def to_the_end(exchange: HandoffExchange) -> None:
+    """Take answers until the end of the exchange."""
+    while not isinstance(await exchange.receive(), AnswerEnd | AnswerAbort | Refusal):
         pass
-    one.client.abort()
-    result = await relaying
-    assert result.error
-    assert not result.completed
+
+
+async def test_bytes_after_the_end_close_the_socket(bench: Make) -> None:
+    """What follows an end belongs to nobody."""
+    one = bench(Continue(), SIZED, AnswerEnd(), AnswerData(b"stray"), hold=True)
+    await one.answers()
     await one.executor.left.wait()
 
 
-async def test_an_early_answer_leaves_the_rest_of_the_body(bench: Callable[..., object]) -> None:
-    """An answer before the request's end is an answer; the lane is told that body is left."""
-    raw = b"POST /x HTTP/1.1\r\nHost: shop.test\r\nContent-Length: 1000\r\n\r\nstart"
-    one = await bench(Continue(), SIZED, AnswerData(b"early"), AnswerEnd(), raw=raw, hold=True)  # type: ignore[misc]
-    result = await one.relay(method="POST", streamed=True)
-    assert result.completed
-    assert result.body_left
+async def test_an_upstream_cannot_forge_a_refusal(bench: Make) -> None:
+    """What came from upstream is payload of DATA, whatever it looks like (11.5)."""
+    forged = encode_answer(Refusal(reason="no-rule")) + encode_answer(AnswerEnd())
+    one = bench(Continue(), HEAD, AnswerData(forged), AnswerEnd())
+    assert await one.answers() == [Continue(), HEAD, AnswerData(forged), AnswerEnd()]
 
 
-async def test_an_answer_to_head_has_no_body(bench: Callable[..., object]) -> None:
-    """HEAD keeps the length that its GET would have."""
-    head = AnswerHead(status=200, reason="OK", headers=(("Content-Length", "10"),), length=0)
-    one = await bench(Continue(), head, AnswerEnd(), raw=b"HEAD /x HTTP/1.1\r\nHost: shop.test\r\n\r\n")  # type: ignore[misc]
-    assert (await one.relay(method="HEAD")).completed
-    received = await one.received()
-    assert b"Content-Length: 10\r\n" in received
-    assert received.endswith(b"\r\n\r\n")
+async def test_refusals_and_aborts_end_an_exchange(bench: Make) -> None:
+    """Both are the broker's own words."""
+    refusal = Refusal(reason="approval-required", ticket="t", retry_after=30)
+    assert await bench(refusal).answers() == [refusal]
+    assert await bench(Continue(), Refusal(reason="answer-withheld")).answers() == [
+        Continue(),
+        Refusal(reason="answer-withheld"),
+    ]
+    abort = AnswerAbort(reason="upstream-protocol")
+    assert (await bench(Continue(), HEAD, abort).answers())[-1] == abort
+
+
+async def test_the_statement_says_what_was_judged(bench: Make) -> None:
+    """It is sealed under the worker's key, with a fresh nonce and the time of sending."""
+    one = bench(Continue(), SIZED, AnswerData(b"hello"), AnswerEnd())
+    for _ in range(2):
+        await one.answers()
+    first, second = (open_sealed(sealed, KEY) for sealed in one.executor.statements)
+    assert (first.worker, first.issued_at) == ("worker-1", ManualClock().wall())
+    assert (first.evidence.token, first.target, first.method) == ("tok", "/x", "GET")
+    assert first.nonce != second.nonce
+
+
+async def test_a_judged_body_follows_its_statement(bench: Make) -> None:
+    """The executor has the very bytes before its verdict."""
+    body = bytes(range(256)) * 1000
+    one = bench(Continue(), SIZED, AnswerEnd())
+    await one.answers(BodyPlan.judged(body), body)
+    await one.executor.over.wait()
+    assert bytes(one.executor.body) == body
+
+
+async def test_a_streamed_body_arrives_whole(bench: Make) -> None:
+    """In frames of bounded size, however large the pieces."""
+    one = bench(Continue(), SIZED)
+    exchange = await one.link.open(request(BodyPlan(kind="chunked"), "POST"))
+    assert await exchange.receive() == Continue()
+    payload = b"p" * 150_000
+    await exchange.send_body(payload)
+    await exchange.send_body(b"")
+    await exchange.finish_body()
+    await one.executor.over.wait()
+    assert bytes(one.executor.body) == payload
+    await exchange.close()
+
+
+async def test_an_executor_that_does_not_read_holds_the_sender(bench: Make) -> None:
+    """Back-pressure reaches the lane; leaving breaks it."""
+    near, far = channel_pair()
+    channel = FdChannel(near)
+    link = SocketBrokerLink([channel], clock=ManualClock(), random=CountingRandom())
+    link.arm("worker-1", KEY)
+    receiver = FdChannel(far)
+    exchange = await link.open(request(BodyPlan(kind="chunked"), "POST"))
+    passed = await receiver.receive()
+    assert passed is not None
+    sending = asyncio.ensure_future(exchange.send_body(b"x" * (8 << 20)))
+    while not getattr(exchange, "_frames").stream._write_paused:  # noqa: B009 - what is looked at is the real socket
+        await asyncio.sleep(0)
+    assert not sending.done()
+    passed[1].close()
+    with pytest.raises(HandoffBroken):
+        await sending
+    await exchange.close()
+    channel.close()
+    receiver.close()
+
+
+async def test_a_client_that_leaves_cancels_the_call(bench: Make) -> None:
+    """The executor learns it at once, also when cancelled twice."""
+    one = bench(Continue(), HEAD, AnswerData(b"first"), hold=True)
+    exchange = await one.link.open(request())
+    while not isinstance(await exchange.receive(), AnswerData):
+        pass
+    exchange.cancel()
+    exchange.cancel()
+    await one.executor.left.wait()
+    with pytest.raises(HandoffBroken):
+        await exchange.receive()
+    await exchange.close()
