@@ -56,10 +56,11 @@ class Confined:
     listeners: tuple[socket.socket, ...]
 
 
-def launch(plan: Plan, *, foreground: bool = False) -> Confined:
+def launch(plan: Plan, *, foreground: bool = False, capture: bool = False) -> Confined:
     """Start `plan`. Returns when the boundary stands and the program is about to be started.
 
-    `foreground` keeps standard input, output and the terminal; otherwise standard input is /dev/null.
+    `foreground` keeps standard input and the terminal; otherwise standard input is /dev/null. `capture` makes
+    `process.stdout` a pipe with everything the program prints.
     Raises BoundaryUnavailable where a step fails; nothing is left running then.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -68,6 +69,8 @@ def launch(plan: Plan, *, foreground: bool = False) -> Confined:
             [sys.executable, "-I", "-m", "exeat.confine", str(theirs.fileno())],
             pass_fds=(theirs.fileno(), *plan.pass_fds),
             stdin=None if foreground else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if capture else None,
+            stderr=subprocess.STDOUT if capture else None,
             cwd="/",
             env={"PATH": "/usr/bin:/bin"},
             start_new_session=not foreground,  # a Ctrl-C is for the command, not for our own processes

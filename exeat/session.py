@@ -73,8 +73,12 @@ async def gateway(
     danger_shared_uid: bool = False,
     report: Callable[[str], None],
     only_embedded: bool = False,
+    listen: tuple[str, int] | None = None,
 ) -> AsyncIterator[Gateway]:
-    """The running gateway of `settings`, or one started now without a shared listener. Raises StartRefused."""
+    """The running gateway of `settings`, or one started now (a shared listener only where `listen` asks).
+
+    Raises StartRefused.
+    """
     admin = AdminClient(settings.admin_socket)
     running = False
     if not only_embedded:
@@ -85,7 +89,7 @@ async def gateway(
         yield Gateway(settings=settings, admin=admin, listeners=_RemoteListeners(settings))
         return
     supervisor = Supervisor(
-        replace(settings, listen=None), danger_shared_uid=danger_shared_uid, environment=os.environ, report=report
+        replace(settings, listen=listen), danger_shared_uid=danger_shared_uid, environment=os.environ, report=report
     )
     await supervisor.start()
     watch = asyncio.create_task(supervisor.wait())
@@ -112,7 +116,7 @@ async def sandbox(
     variables: Mapping[str, str] | None = None,
     read_only: Sequence[str] = (),
     read_write: Sequence[str] = (),
-    pass_fds: Sequence[int] = (),
+    capture: bool = False,
 ) -> AsyncIterator[Session]:
     """Create a sandbox, confine `argv` in it, and end both afterwards.
 
@@ -149,7 +153,7 @@ async def sandbox(
             read_only=read_only,
             read_write=read_write,
         )
-        confined = await asyncio.to_thread(launch, replace(plan, pass_fds=tuple(pass_fds)), foreground=True)
+        confined = await asyncio.to_thread(launch, plan, foreground=not capture, capture=capture)
         for listener in confined.listeners:
             link.listeners.add(
                 SandboxListener(sandbox=identifier, channel_key=str(answer["channel_key"]), socket=listener)

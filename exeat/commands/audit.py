@@ -32,7 +32,7 @@ def _folder(log: Path | None, config: Path | None) -> Path:
     return folder
 
 
-def _line(record: Mapping[str, Any]) -> str:
+def describe(record: Mapping[str, Any]) -> str:
     """One record as one line: time, event, who, what, why."""
     who = record.get("sandbox") or record.get("process") or ""
     target = ""
@@ -49,7 +49,7 @@ def _show(record: Mapping[str, Any], output: Output) -> None:
     if output is Output.json:
         print_json(record)
     else:
-        say(_line(record), _style(record))
+        say(describe(record), _style(record))
 
 
 def _style(record: Mapping[str, Any]) -> str | None:
@@ -112,7 +112,7 @@ def search_(
         print_json(found)
     else:
         for record in found:
-            say(_line(record), _style(record))
+            say(describe(record), _style(record))
     if not found:
         raise SystemExit(EXIT_NO)
 

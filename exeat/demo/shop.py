@@ -13,7 +13,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-NAMES = ("orders.shop.example", "deploy.shop.example")
+from exeat.demo.index import LOCAL_HOST, LOCAL_PACKAGE, local_page, local_wheel
+
+NAMES = ("orders.shop.example", "deploy.shop.example", LOCAL_HOST)
 
 
 @dataclass(slots=True)
@@ -31,6 +33,8 @@ class Shop:
     async def __aenter__(self) -> Shop:
         application = web.Application()
         application.router.add_get("/v1/orders/{id}", self._order)
+        application.router.add_get(f"/simple/{LOCAL_PACKAGE}/", self._index)
+        application.router.add_get("/packages/demo/1.0/{file}", self._wheel)
         application.router.add_route("*", "/{anything:.*}", self._anything)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
@@ -59,6 +63,12 @@ class Shop:
                 "debug": {"called_with": self.key},
             }
         )
+
+    async def _index(self, _request: web.Request) -> web.Response:
+        return web.Response(body=local_page(), content_type="text/html")
+
+    async def _wheel(self, _request: web.Request) -> web.Response:
+        return web.Response(body=local_wheel()[1], content_type="application/octet-stream")
 
     async def _anything(self, request: web.Request) -> web.Response:
         self.seen.append(f"{request.method} {request.path}")
