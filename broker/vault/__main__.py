@@ -19,7 +19,8 @@ from broker.admin.server import serve_admin
 from broker.errors import BrokerError
 from broker.vault.boot import Boot, check_boot
 from broker.vault.listen import listen_for_processes
-from broker.vault.service import open_vault, report
+from broker.vault.report import report
+from broker.vault.start import open_vault
 from net.process import BootError, complain, harden, quiet_hooks, read_boot
 from state.errors import StateError
 

@@ -1,7 +1,6 @@
-"""`Vault`: the process. Opens everything in order, answers control streams, beats, sweeps, and drains.
+"""`Vault`: the process's heart. Holds everything together, beats, sweeps, and drains; start.py makes it.
 
-    open_vault(boot)   modes, key, store, rollback, state, log, policy, authority: the first that fails refuses
-    Vault.adopt(...)   a worker's or executor's control stream: Hello, Welcome, Snapshot, then messages
+    Vault.adopt(...)   a worker's or executor's control stream: session.py answers it
     Vault.run()        heartbeat every 500 ms, expiry sweep, clock watch, until stop()
 
 Everything runs in one loop; the database and the store run on one thread, sources on a few others.
@@ -10,64 +9,44 @@ Everything runs in one loop; the database and the store run on one thread, sourc
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import os
 import socket
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from audit.events import Event
 from audit.journal import AuditUnavailable, Journal
-from broker.errors import BrokerError
 from broker.sources.registry import Sources
-from broker.vault.boot import Boot, BootRefused
-from broker.vault.ca import AuthorityError, CertificateAuthority
-from broker.vault.channel import ControlChannel
+from broker.vault.boot import Boot
+from broker.vault.ca import CertificateAuthority
 from broker.vault.clock import JUMP, SystemClock
 from broker.vault.desk import Desk, Settings
-from broker.vault.fleet import Fleet, Member
-from broker.vault.keys import check_private_directory, key_from_passphrase, read_key_file, read_private
+from broker.vault.fleet import Fleet
 from broker.vault.leaves import LeafOffice
 from broker.vault.ledger import ECHO_LIMIT, Ledger
 from broker.vault.open import Opener
-from broker.vault.opened import Opened, Refused
-from broker.vault.records import Fields, who
+from broker.vault.report import report
 from broker.vault.sandboxes import SandboxTable
-from broker.vault.store import OWN_SECRETS, SecretStore, StoreError, check_rollback
+from broker.vault.session import Call, Session
+from broker.vault.store import SecretStore
 from broker.vault.tickets import StateTickets
 from net.process import complain
-from rules.facts import Sandbox
 from state.errors import StateError
 from state.store import StateStore
 from wire.control import (
     HEARTBEAT_SECONDS,
-    Ack,
-    CutDone,
-    Done,
-    Echo,
-    Hello,
     LeafRequest,
-    Open,
-    OpenRefused,
-    ToVault,
     Welcome,
     WorkerGone,
     WorkerKey,
     encode,
 )
-from wire.control import Opened as OpenedMessage
 from wire.handoff import KEY_BYTES
 
-AUTHORITY = OWN_SECRETS + "authority"
 SWEEP_SECONDS = 1.0
 FLOOR_SECONDS = 30.0
-MAX_IN_FLIGHT = 4096
-"""Calls of one executor whose end was not reported."""
 
 Random = Callable[[int], bytes]
 
@@ -171,7 +150,7 @@ class Vault:
 
     async def adopt(self, sock: socket.socket, name: str, kind: str) -> None:
         """Serve a control stream. `name` and `kind` are the supervisor's (or the peer uid's), not the process's own."""
-        session = _Session(self, name, kind)
+        session = Session(self, name, kind)
         sock.setblocking(False)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: session.channel, sock)
 
@@ -257,7 +236,7 @@ class Vault:
 
     # what sessions use
 
-    def welcome(self, session: _Session) -> None:
+    def welcome(self, session: Session) -> None:
         """After Hello: name and key, the keys that an executor verifies by, and the snapshot in force."""
         assert session.member is not None
         key = b""
@@ -271,7 +250,7 @@ class Vault:
         if self.desk.snapshot is not None:
             session.channel.send(encode(self.desk.snapshot))
 
-    def goodbye(self, session: _Session) -> None:
+    def goodbye(self, session: Session) -> None:
         """The stream is gone: what that worker sealed counts no more."""
         if session.member is not None:
             self.fleet.leave(session.member)
@@ -279,12 +258,13 @@ class Vault:
             self._keys.pop(session.name, None)
             self.fleet.send(WorkerGone(worker=session.name), self.fleet.members("executor"))
 
-    async def echoed(self, call: _Call) -> None:
-        """An answer held the secret (the executor recorded it): counted, and the third in an hour shuts the credential.
+    async def echoed(self, call: Call, hits: int) -> None:
+        """An answer held the secret: recorded, counted, and the third in an hour shuts the credential.
 
         RULINGS 7.1. Shut for this sandbox until it ends, also over a restart.
         """
         box, credential = call.sandbox, call.credential
+        await self.journal.append(Event("secret.echoed", {**call.record, "redacted": hits}))
         if not self.ledger.note_echo((box.tenant, box.id), credential, self.clock.boot()):
             return
         now = self.clock.wall()
@@ -295,7 +275,7 @@ class Vault:
             Event("credential.disarmed", {**call.record, "reason": "secret-echoed", "count": ECHO_LIMIT}), durable=True
         )
 
-    async def orphaned(self, call: _Call) -> None:
+    async def orphaned(self, call: Call) -> None:
         """The executor of a recorded intent is gone: the outcome is that nobody knows."""
         await self.journal.append(
             Event("broker.outcome", {**call.record, "error": "executor-lost", "completed": False}), durable=True
@@ -303,219 +283,3 @@ class Vault:
 
     async def leaf(self, request: LeafRequest, spki: bytes, worker: str) -> bytes:
         return encode(await self._leaves.mint(request, spki, worker))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """What the vault remembers of a call whose material it released."""
-
-    sandbox: Sandbox
-    credential: str
-    record: Fields
-
-
-class _Session:
-    """One control stream and what belongs to it."""
-
-    def __init__(self, vault: Vault, name: str, kind: str) -> None:
-        self._vault = vault
-        self.name = name
-        self.kind = kind
-        self.member: Member | None = None
-        self._spki = b""
-        self._open: dict[int, _Call] = {}
-        """By Open id: calls in flight."""
-        self._done: OrderedDict[int, _Call] = OrderedDict()
-        """Calls that just ended: the report of an echo comes after the end."""
-        self.channel = ControlChannel(self._on_message, self._on_lost)
-
-    def _on_message(self, message: ToVault) -> None:
-        if self.member is None and not isinstance(message, Hello):
-            raise BrokerError("hello-first")
-        match message:
-            case Hello():
-                self._hello(message)
-            case Ack():
-                assert self.member is not None
-                self._vault.fleet.on_ack(self.member, message)
-            case CutDone():
-                assert self.member is not None
-                self._vault.fleet.on_cut_done(self.member, message)
-            case LeafRequest():
-                self._only("worker")
-                self._work(self._leaf(message))
-            case Open():
-                self._only("executor")
-                self._work(self._answer(message))
-            case Done():
-                self._only("executor")
-                call = self._open.pop(message.id, None)
-                if call is not None:
-                    self._done[message.id] = call
-                if len(self._done) > MAX_IN_FLIGHT:
-                    self._done.popitem(last=False)
-            case Echo():
-                self._only("executor")
-                call = self._open.get(message.id) or self._done.get(message.id)
-                if call is not None and call.credential == message.credential:
-                    self._work(self._vault.echoed(call))
-            case _:
-                assert_never(message)
-
-    def _hello(self, message: Hello) -> None:
-        # The name is ours to give: a process that claims another's would be sent that one's key.
-        if self.member is not None or message.kind != self.kind:
-            raise BrokerError("hello-mismatch")
-        self._spki = message.spki
-        channel = self.channel
-        self.member = Member(
-            name=self.name, kind=self.kind, send=channel.send, close=channel.close, unsent=channel.unsent
-        )
-        self._vault.fleet.join(self.member)
-        self._vault.welcome(self)
-
-    def _only(self, kind: str) -> None:
-        if self.kind != kind:
-            raise BrokerError("message-of-another-kind")
-
-    def _work(self, work: Coroutine[Any, Any, None]) -> None:
-        self.channel.hold()
-
-        async def held() -> None:
-            try:
-                await work
-            finally:
-                self.channel.release()
-
-        self._vault.spawn(held())
-
-    async def _leaf(self, message: LeafRequest) -> None:
-        self.channel.send(await self._vault.leaf(message, self._spki, self.name))
-
-    async def _answer(self, message: Open) -> None:
-        if len(self._open) >= MAX_IN_FLIGHT:
-            self.channel.send(encode(OpenRefused(id=message.id, reason="broker-unavailable")))
-            return
-        answer = await self._vault.opener.open_handoff(message.sealed, message.attested)
-        match answer:
-            case Refused():
-                self.channel.send(
-                    encode(
-                        OpenRefused(
-                            id=message.id,
-                            reason=answer.reason,
-                            rule=answer.rule,
-                            remedy=answer.remedy,
-                            message=answer.message,
-                            ticket=answer.ticket,
-                            retry_after=answer.retry_after,
-                        )
-                    )
-                )
-            case Opened():
-                permit, material = answer.permit, answer.material
-                credential = "" if material is None else str(material.definition.name)
-                self._open[message.id] = _Call(
-                    sandbox=permit.sandbox, credential=credential, record=_record(answer, credential)
-                )
-                self.channel.send(
-                    encode(
-                        OpenedMessage(
-                            id=message.id,
-                            rule=permit.rule,
-                            operation=permit.operation,
-                            policy_digest=answer.policy_digest,
-                            credential=credential,
-                            version="" if material is None else material.version,
-                            owner="" if material is None else material.owner,
-                            secret=b"" if material is None else material.secret.reveal(),
-                            scrub=tuple(secret.reveal() for secret in answer.scrub),
-                        )
-                    )
-                )
-            case _:
-                assert_never(answer)
-
-    def _on_lost(self) -> None:
-        for call in self._open.values():
-            self._vault.spawn(self._vault.orphaned(call))
-        self._open.clear()
-        self._done.clear()
-        self._vault.goodbye(self)
-
-
-def _record(answer: Opened, credential: str) -> Fields:
-    permit = answer.permit
-    return {
-        **who(permit.sandbox),
-        "request_id": answer.request_id,
-        "policy": answer.policy_digest,
-        "rule": permit.rule,
-        "operation": permit.operation,
-        "credential": credential or None,
-    }
-
-
-def open_vault(boot: Boot, journal: Journal, random: Random = os.urandom) -> Vault:
-    """Open key, store, state and authority in that order. Blocks. Raises BrokerError naming what is wrong."""
-    state_dir = Path(boot.state_dir)
-    check_private_directory(state_dir)
-    store = SecretStore(state_dir / "store.json", lambda salt: _key(boot, state_dir, salt), random)
-    try:
-        state = StateStore(state_dir / "state.sqlite")
-    except StateError as error:
-        raise _state_refused(error) from None
-    try:
-        check_rollback(store, state.store_generation())
-        clock = SystemClock(state.raise_clock_floor(SystemClock(state.clock_floor()).wall()))
-        authority = _authority(store, clock)
-        return Vault(boot, state=state, store=store, authority=authority, journal=journal, clock=clock, random=random)
-    except StateError as error:
-        state.close()
-        raise _state_refused(error) from None
-    except BaseException:
-        state.close()
-        raise
-
-
-def _state_refused(error: StateError) -> BootRefused:
-    return BootRefused(error.code, error.detail, "see the messages above; restore the state from a backup")
-
-
-def report(boot: Boot, line: dict[str, Any]) -> None:
-    """One line to the supervisor. A supervisor that is gone is not the vault's fault."""
-    if boot.report_fd is None:
-        return
-    try:
-        os.write(boot.report_fd, json.dumps(line).encode() + b"\n")
-    except OSError as error:
-        complain("vault", "the supervisor does not listen", error)
-
-
-def _key(boot: Boot, state_dir: Path, salt: bytes) -> bytes:
-    if boot.key_file is not None:
-        return read_key_file(Path(boot.key_file), state_dir=state_dir, danger_beside_store=boot.danger_key_beside_store)
-    if boot.passphrase_file is not None:
-        raw = read_private(Path(boot.passphrase_file), "key-missing", "key-modes")
-        return key_from_passphrase(raw.removesuffix(b"\n").removesuffix(b"\r"), salt)
-    if boot.passphrase is not None:
-        return key_from_passphrase(boot.passphrase.encode(), salt)
-    raise BootRefused("key-missing", "the store has no key", "run `exeat init`")
-
-
-def _authority(store: SecretStore, clock: SystemClock) -> CertificateAuthority:
-    """The installation's authority, kept in the store; made at the first start."""
-    try:
-        try:
-            raw = store.read(AUTHORITY).reveal()
-        except StoreError as error:
-            if error.code != "secret-missing":
-                raise
-            label = os.urandom(4).hex()
-            authority = CertificateAuthority.create(now=clock.wall(), installation=label, node=f"node-{label}")
-            packed = base64.b64encode(json.dumps(authority.unsafe_export()).encode())
-            store.add(AUTHORITY, packed, owner="exeat", now=clock.wall(), scrub=False)
-            return authority
-        return CertificateAuthority.load(json.loads(base64.b64decode(raw)))
-    except (AuthorityError, ValueError):
-        raise BootRefused("authority-invalid", "the certificate authority in the store cannot be read") from None

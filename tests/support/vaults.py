@@ -12,7 +12,8 @@ from broker.admin.server import serve_admin
 from broker.vault.boot import Boot
 from broker.vault.clock import SystemClock
 from broker.vault.sandboxes import Created, Request
-from broker.vault.service import Vault, open_vault
+from broker.vault.service import Vault
+from broker.vault.start import open_vault
 from tests.support.journal import MemoryJournal
 from wire.control import (
     MAX_FROM_VAULT,

@@ -280,6 +280,7 @@ async def test_three_echoes_shut_the_credential_for_that_sandbox(rig) -> None:
     assert isinstance(answer := await open_over(rig, executor, worker, created, 4), OpenRefused)
     assert answer.reason == "secret-echoed"
     assert isinstance(await open_over(rig, executor, worker, other, 5), OpenedMessage)
+    assert [event.fields["redacted"] for event in rig.journal.named("secret.echoed")] == [1, 1, 1]
     assert rig.vault.state.disarmed() == {("default", created.record.sandbox.id, "shop-orders")}
 
 

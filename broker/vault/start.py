@@ -1,0 +1,78 @@
+"""`open_vault`: key, store, rollback check, state, clock, authority, in that order; the first that fails refuses.
+
+The authority lives in the store as one record of our own, and is made at the very first start.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+
+from audit.journal import Journal
+from broker.vault.boot import Boot, BootRefused
+from broker.vault.ca import AuthorityError, CertificateAuthority
+from broker.vault.clock import SystemClock
+from broker.vault.keys import check_private_directory, key_from_passphrase, read_key_file, read_private
+from broker.vault.service import Random, Vault
+from broker.vault.store import OWN_SECRETS, SecretStore, StoreError, check_rollback
+from state.errors import StateError
+from state.store import StateStore
+
+AUTHORITY = OWN_SECRETS + "authority"
+
+
+def open_vault(boot: Boot, journal: Journal, random: Random = os.urandom) -> Vault:
+    """Open key, store, state and authority in that order. Blocks. Raises BrokerError naming what is wrong."""
+    state_dir = Path(boot.state_dir)
+    check_private_directory(state_dir)
+    store = SecretStore(state_dir / "store.json", lambda salt: _key(boot, state_dir, salt), random)
+    try:
+        state = StateStore(state_dir / "state.sqlite")
+    except StateError as error:
+        raise _state_refused(error) from None
+    try:
+        check_rollback(store, state.store_generation())
+        clock = SystemClock(state.raise_clock_floor(SystemClock(state.clock_floor()).wall()))
+        authority = _authority(store, clock)
+        return Vault(boot, state=state, store=store, authority=authority, journal=journal, clock=clock, random=random)
+    except StateError as error:
+        state.close()
+        raise _state_refused(error) from None
+    except BaseException:
+        state.close()
+        raise
+
+
+def _state_refused(error: StateError) -> BootRefused:
+    return BootRefused(error.code, error.detail, "see the messages above; restore the state from a backup")
+
+
+def _key(boot: Boot, state_dir: Path, salt: bytes) -> bytes:
+    if boot.key_file is not None:
+        return read_key_file(Path(boot.key_file), state_dir=state_dir, danger_beside_store=boot.danger_key_beside_store)
+    if boot.passphrase_file is not None:
+        raw = read_private(Path(boot.passphrase_file), "key-missing", "key-modes")
+        return key_from_passphrase(raw.removesuffix(b"\n").removesuffix(b"\r"), salt)
+    if boot.passphrase is not None:
+        return key_from_passphrase(boot.passphrase.encode(), salt)
+    raise BootRefused("key-missing", "the store has no key", "run `exeat init`")
+
+
+def _authority(store: SecretStore, clock: SystemClock) -> CertificateAuthority:
+    """The installation's authority, kept in the store; made at the first start."""
+    try:
+        try:
+            raw = store.read(AUTHORITY).reveal()
+        except StoreError as error:
+            if error.code != "secret-missing":
+                raise
+            label = os.urandom(4).hex()
+            authority = CertificateAuthority.create(now=clock.wall(), installation=label, node=f"node-{label}")
+            packed = base64.b64encode(json.dumps(authority.unsafe_export()).encode())
+            store.add(AUTHORITY, packed, owner="exeat", now=clock.wall(), scrub=False)
+            return authority
+        return CertificateAuthority.load(json.loads(base64.b64decode(raw)))
+    except (AuthorityError, ValueError):
+        raise BootRefused("authority-invalid", "the certificate authority in the store cannot be read") from None
