@@ -21,12 +21,12 @@ from net.framing import FrameStream
 from net.pool import Pool
 from net.stream import StreamBroken, open_socket_stream
 from proxy.brokerlink import HandoffBroken, HandoffExchange, HandoffRequest, SocketBrokerLink
-from rules.compile import compile_policy
 from rules.facts import BodyAttested, Sandbox
 from rules.names import CredentialRef
-from rules.parse import Sources, parse_sources
 from rules.placeholders import make
 from rules.policy import Policy
+from tests.support.calls import CANARY, KEY, PLACEHOLDER, policy
+from tests.support.calls import request as handoff_request
 from tests.support.fakes import CountingRandom, ManualClock, sandbox
 from tests.support.journal import MemoryJournal
 from tests.support.streams import MemoryStream
@@ -39,62 +39,10 @@ from wire.handoff import (
     AnswerHead,
     BodyPlan,
     Continue,
-    Evidence,
     Refusal,
     facts_of,
     open_sealed,
 )
-
-CANARY = b"sk_live_Zq7w4nX0pLrT9vB2mK6dCanary"
-KEY = b"k" * 32
-PLACEHOLDER = make("sk_live_{24}", b"\x07" * 64)
-
-CREDENTIALS = """
-version: 1
-credentials:
-  shop:
-    kind: header
-    header: X-Api-Key
-    secret: store:shop
-    hosts: [shop.test]
-    owner: team
-    placeholder: {env: SHOP_KEY, shape: "sk_live_{24}"}
-  git:
-    kind: basic
-    secret: store:git
-    hosts: [git.test]
-    owner: team
-    placeholder: {env: GIT_TOKEN, shape: "ghp_{36}"}
-"""
-POLICY = """
-version: 1
-roles:
-  dev:
-    allow:
-      - {name: orders, host: shop.test, methods: [GET], paths: ["/orders/{id}"], credential: shop}
-      - {name: upload, host: shop.test, methods: [POST], paths: [/upload], credential: shop}
-      - name: kept
-        host: shop.test
-        methods: [GET]
-        paths: [/kept]
-        credential: shop
-        result: {keep: [id, "items[].sku", "note?"]}
-      - name: refund
-        host: shop.test
-        methods: [POST]
-        paths: [/refund]
-        credential: shop
-        body: {json: {order: string}}
-      - {name: clone, host: git.test, methods: [GET], paths: ["/repo/{name}"], credential: git}
-"""
-
-
-def policy(text: str = POLICY) -> Policy:
-    """The policy of these tests, compiled as a process would."""
-    parsed = parse_sources(
-        Sources(policy={"policy.yaml": text}, credentials=("credentials.yaml", CREDENTIALS), services={}, ca_files=None)
-    )
-    return compile_policy(parsed.document)
 
 
 class Origin:
@@ -215,24 +163,7 @@ class Bench:
 
     def request(self, path: str = "/orders/7", **changes: object) -> HandoffRequest:
         """A hand-off as the gate makes it."""
-        base = HandoffRequest(
-            request_id="req_aaaaaaaaaaaaaaaaaaaa",
-            tenant=self.box.tenant,
-            sandbox=self.box.id,
-            epoch=self.box.epoch,
-            evidence=Evidence(token="tok"),
-            policy_digest=self.policy.digest,
-            method="GET",
-            scheme="https",
-            host="shop.test",
-            port=443,
-            target=path,
-            headers=(("Host", "shop.test"), ("Accept", "*/*"), ("X-Api-Key", PLACEHOLDER)),
-            body=BodyPlan(),
-            rule="dev/orders",
-            operation="dev/orders",
-            credential="shop",
-        )
+        base = handoff_request(self.box, self.policy.digest, path)
         return replace(base, **changes)  # type: ignore[arg-type]
 
     async def ask(self, request: HandoffRequest, judged: bytes | None = None) -> list[Answer]:
