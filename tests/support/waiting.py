@@ -1,0 +1,19 @@
+"""Waiting for a condition of other processes, with a deadline. In one process use tests/support/signals.py instead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+POLL_SECONDS = 0.02
+
+
+def until[T](condition: Callable[[], T], seconds: float = 10.0, what: str = "the condition") -> T:
+    """Return the first true value of `condition()`. Raises AssertionError, with what was last seen, at the deadline."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not come true in {seconds} s; last seen: {found!r}"
+        time.sleep(POLL_SECONDS)
