@@ -1,0 +1,82 @@
+"""Runs inside `exeat run` for tests/support/entries.py: executes commands there, and passes connections to the proxy on.
+
+    python inside.py FOLDER        FOLDER/commands: one JSON command a connection; FOLDER/proxy: bytes to the proxy
+
+Standard library only, and no import of ours: it is a workload. It ends when FOLDER/commands gets an empty line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    commands, proxy = listening(folder / "commands"), listening(folder / "proxy")
+    threading.Thread(target=pass_on, args=(proxy,), daemon=True).start()
+    print("inside", flush=True)
+    while True:
+        connection, _ = commands.accept()
+        with connection, connection.makefile("rwb") as lines:
+            line = lines.readline()
+            if not line.strip():
+                return
+            lines.write(json.dumps(run(json.loads(line))).encode())
+
+
+def listening(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    path.chmod(0o777)
+    listener.listen(16)
+    return listener
+
+
+def run(order: dict[str, object]) -> dict[str, object]:
+    """`argv`, `env` (added to ours), `input`; `environment: true` only tells ours."""
+    if order.get("environment"):
+        return {"environment": dict(os.environ)}
+    try:
+        done = subprocess.run(
+            order["argv"],  # type: ignore[call-overload]
+            env=os.environ | order["env"],  # type: ignore[operator]
+            input=str(order["input"]).encode("latin-1"),
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        code, out, err = done.returncode, done.stdout, done.stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        code, out, err = 127, b"", repr(error).encode()
+    return {"code": code, "out": out.decode("latin-1"), "err": err.decode("latin-1")}
+
+
+def pass_on(listener: socket.socket) -> None:
+    """Each connection to the Unix socket becomes one to the sandbox's proxy; ends and resets are passed on."""
+    while True:
+        client, _ = listener.accept()
+        proxy = socket.create_connection(("127.0.0.1", 3128))
+        for source, sink in ((client, proxy), (proxy, client)):
+            threading.Thread(target=pump, args=(source, sink), daemon=True).start()
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+        return
+    for end in (source, sink):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+if __name__ == "__main__":
+    main()
