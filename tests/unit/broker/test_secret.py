@@ -27,7 +27,7 @@ def test_nothing_renders_it(secret: Secret) -> None:
 @pytest.mark.parametrize(
     ("sentence", "use"),
     [
-        ("comparing", lambda secret: secret == secret),  # noqa: PLR0124
+        ("comparing", lambda secret: secret == secret),
         ("hashing", hash),
         ("pickling", pickle.dumps),
         ("copying", copy.copy),
