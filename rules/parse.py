@@ -224,6 +224,8 @@ def _warn_of_moved_hosts(
     for _, fields in files:
         if "destinations" not in fields:
             continue
+        if not isinstance(fields["destinations"].value, dict):
+            continue  # already complained of
         for key, node in fields["destinations"].entries():
             name = bound.get(key.lower().rstrip("."))
             if name is not None:

@@ -160,6 +160,7 @@ BAD_TOPS = [
      "typo"),
     ("version: 1\nservices: {x: {like: npm, base: 'ftp://h.test'}}\nroles: {dev: {allow: []}}", "https or http URL",
      "a base is a URL"),
+    ("version: 1\ndestinations:\nroles: {dev: {allow: []}}", "expected a mapping, found nothing", "an empty section"),
     ("version: 1\ndestinations: {h.test: {}}\nroles: {dev: {allow: []}}", "the entry says nothing", "empty"),
     ("version: 1\ndestinations: {'*.h.test': {port: 1}}\nroles: {dev: {allow: []}}", "one exact host", "no wildcards"),
     ("version: 1\ndestinations: {h.test: {addresses: [0.0.0.0/0]}}\nroles: {dev: {allow: []}}", "every address",
