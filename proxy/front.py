@@ -155,6 +155,8 @@ class FrontDoor:
                 if visitor is None:
                     found = self._identify(channel, head)
                     if not isinstance(found, Identified):
+                        if not self._pace.within(("", channel.peer)):
+                            break  # a flood: closed without a word (RULINGS 9.2)
                         challenges += 1
                         refuse = await self._not_identified(channel, found)
                         if not await refuse_with(
@@ -370,6 +372,7 @@ class FrontDoor:
         """Look at the first bytes inside a tunnel. None: the client left without a word."""
         reader = ClientHelloReader()
         initial = b""
+        stream.read_timeout = None  # the whole hello has one deadline
         try:
             async with asyncio.timeout(self._table.hello_seconds):
                 await stream.drain()

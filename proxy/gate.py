@@ -210,6 +210,7 @@ class Gate:
         self._decide_seconds = decide_seconds
         self._open: dict[RequestId, Passage] = {}
         self._finishing: set[asyncio.Task[None]] = set()
+        self._finished = asyncio.Event()
         self.lost_outcomes = 0
         """Outcomes that could not be written; status shows it."""
 
@@ -612,8 +613,19 @@ class Gate:
             return
         task = asyncio.ensure_future(self._finish(passage, outcome))
         self._finishing.add(task)
-        task.add_done_callback(self._finishing.discard)
+        task.add_done_callback(self._ended)
         await asyncio.shield(task)
+
+    async def settled(self, seconds: float) -> bool:
+        """Wait at most `seconds` until no outcome is owed any more; False: some still is."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._open or self._finishing:
+                    self._finished.clear()
+                    await self._finished.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def abandon(self, error: str) -> int:
         """Write an outcome for every passage that is still open (drain, fault); return how many there were."""
@@ -628,6 +640,10 @@ class Gate:
     def open_passages(self) -> int:
         """Passages whose outcome is still to come."""
         return len(self._open)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._finishing.discard(task)
+        self._finished.set()
 
     async def _finish(self, passage: Passage, outcome: Outcome) -> None:
         try:
@@ -660,7 +676,7 @@ class Gate:
             self._open.pop(passage.request_id, None)
             task = asyncio.ensure_future(self._finish(passage, Outcome(error="cancelled")))
             self._finishing.add(task)
-            task.add_done_callback(self._finishing.discard)
+            task.add_done_callback(self._ended)
             raise
         except AuditUnavailable:
             self._open.pop(passage.request_id, None)

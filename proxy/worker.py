@@ -62,6 +62,8 @@ PROCESS: Final = "worker"
 REFUSAL_CONTEXTS: Final = 100
 """Contexts of refusal leaves: a small cache of their own (RULINGS 5.6)."""
 WATCH_SECONDS: Final = 0.25
+SETTLE_SECONDS: Final = 1.0
+"""For lanes whose exchange was cut to write its outcome with what they counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +205,7 @@ class Room:
             async with asyncio.timeout(seconds):
                 await self.live.wait_for(lambda: self.live.count(_is_work) == 0)
         self.cut_all("shutting-down")
-        await asyncio.sleep(0)
+        await self.gate.settled(SETTLE_SECONDS)
         await self.gate.abandon("shutting-down")
         await self.pool.close()
 
@@ -229,6 +231,8 @@ class Worker:
         self._servers: dict[asyncio.Server, str] = {}
         self._resolver: Resolver = resolver or SystemResolver()
         self._ready = False
+        self._seen_live: set[str] = set()
+        """Sandboxes that the last snapshot held: a listener may come before its sandbox's first snapshot."""
 
     async def run(self) -> int:
         """Run to the end; return the exit code."""
@@ -306,7 +310,7 @@ class Worker:
             if sandbox and SandboxId(sandbox) not in in_force.sandboxes and sandbox in self._seen_live:
                 server.close()
                 del self._servers[server]
-        self._seen_live |= {str(name) for name in in_force.sandboxes}
+        self._seen_live = {str(name) for name in in_force.sandboxes}
         self._tell_ready()
         return True
 
@@ -321,9 +325,6 @@ class Worker:
         self._directory.lose()
         self._link.disarm()
         self._room.cut_all("policy-changing")
-
-    _seen_live: frozenset[str] | set[str] = frozenset()
-    """Sandboxes that some snapshot held: a listener may come before its sandbox's first snapshot."""
 
     async def _watch(self) -> None:
         """Silence of the vault cuts everything, once per silence (RULINGS 9.5)."""

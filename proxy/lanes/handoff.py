@@ -18,7 +18,7 @@ from net.stream import ByteStream, StreamBroken
 from proxy.answers import refuse_with
 from proxy.brokerlink import BrokerLink, BrokerUnavailable, HandoffBroken, HandoffExchange, HandoffRequest
 from proxy.gate import Gate, Handoff, Refuse
-from proxy.ports import LiveKey, LiveSet
+from proxy.ports import LiveHandle, LiveKey, LiveSet
 from proxy.records import Outcome
 from wire.handoff import (
     AnswerAbort,
@@ -76,8 +76,9 @@ class BrokerLane:
         error = "internal-error"
         exchange: HandoffExchange | None = None
         run = _Run(connection)
-        handle = self._live.add(_key(passage), run.cut, lambda new: self._gate.still_allowed(passage, new))
+        handle: LiveHandle | None = None
         try:
+            handle = self._live.add(_key(passage), run.cut, lambda new: self._gate.still_allowed(passage, new))
             async with asyncio.timeout(self._open_seconds):
                 exchange = await self._link.open(request_of(head, passage, body), body)
             run.exchange = exchange
@@ -107,7 +108,8 @@ class BrokerLane:
             connection.abort()
             return False
         finally:
-            handle.close()
+            if handle is not None:
+                handle.close()
             if exchange is not None:
                 await exchange.close()
             await self._gate.done(passage, Outcome(error=error))

@@ -33,7 +33,7 @@ from proxy.help import HelpHost, HelpRefused, is_help
 from proxy.identity import Identified, same_identity
 from proxy.lanes.handoff import BrokerLane
 from proxy.limits import RefusalPace
-from proxy.ports import LiveKey, LiveSet, Snapshot
+from proxy.ports import LiveHandle, LiveKey, LiveSet
 from proxy.records import Outcome, Seen
 from rules.facts import FactsRefused, RequestFacts, TunnelFacts
 from rules.names import OWN_NAME, Host, Scheme
@@ -124,8 +124,7 @@ class Http1Lane:
             return await self._refuse(visit, error.reason, head=head, detail=error.detail, close=True)
         if is_help(facts):
             return await self._answer_help(visit, facts)
-        seen = replace(visit.seen, host_header=host_header(facts))
-        asked = await self._gate.head(visit.who, facts, seen)
+        asked = await self._gate.head(visit.who, facts, visit.seen)
         verdict, body = await self._judge_body(visit, asked) if isinstance(asked, NeedsBody) else (asked, None)
         match verdict:
             case Refuse():
@@ -198,8 +197,14 @@ class Http1Lane:
                 return second
             case Refuse():
                 return await self._tell(visit, verdict)
+            case Handoff():
+                # The policy changed between two attempts: what was written as a hand-off ends as a refusal.
+                await self._gate.done(verdict, Outcome(error="policy-changing"))
+                return await self._tell(visit, self._gate.failed(verdict, "policy-changing"), close=True)
+            case NeedsBody():
+                return await self._tell(visit, await self._gate.refuse_waiting(verdict, "policy-changing"), close=True)
             case _:
-                return await self._refuse(visit, "policy-changing", close=True)
+                assert_never(verdict)
 
     async def _attempt(
         self, visit: Visit, head: RequestHead, passage: Forward, body: bytes | None, *, fresh: bool
@@ -208,10 +213,11 @@ class Http1Lane:
         gate, connection = self._gate, visit.connection
         outcome = Outcome(error="internal-error")
         cut = _Cut()
-        handle = self._live.add(live_key(passage), cut, lambda snapshot: still_allowed(gate, passage, snapshot))
+        handle: LiveHandle | None = None
         lease: Lease | None = None
         reserved = 0
         try:
+            handle = self._live.add(live_key(passage), cut, lambda new: gate.still_allowed(passage, new))
             lease = await self._pool.acquire(PoolKey(target=dial_target(passage)), fresh=fresh)
             cut.arm(connection.abort, lease.connection.abort)
             limit = passage.permit.restrictions.request_bytes
@@ -256,7 +262,8 @@ class Http1Lane:
             outcome = replace(outcome, status=await self._status(visit, refuse))
             return not connection.must_close, False
         finally:
-            handle.close()
+            if handle is not None:
+                handle.close()
             if lease is not None:
                 self._pool.discard(lease)
             if reserved:
@@ -347,11 +354,6 @@ def plain_host(head: RequestHead | None) -> str:
         return ""
 
 
-def host_header(facts: RequestFacts) -> str:
-    """The host that the Host header named; it was checked to be the destination's."""
-    return facts.destination.host.text
-
-
 def live_key(passage: Forward | Handoff) -> LiveKey:
     """What this exchange belongs to."""
     return LiveKey(
@@ -365,11 +367,6 @@ def live_key(passage: Forward | Handoff) -> LiveKey:
         kind="exchange",
         credential=passage.permit.credential or "",
     )
-
-
-def still_allowed(gate: Gate, passage: Forward | Handoff, snapshot: Snapshot) -> bool:
-    """Whether a running exchange may go on under `snapshot`."""
-    return gate.still_allowed(passage, snapshot)
 
 
 def dial_target(passage: Forward) -> DialTarget:

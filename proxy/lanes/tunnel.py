@@ -14,7 +14,7 @@ from net.dial import Connected, Dialer, DialError, DialTarget
 from net.stream import ByteStream, StreamBroken
 from proxy.gate import Admitted, Gate, Refuse
 from proxy.limits import LimitTable
-from proxy.ports import LiveKey, LiveSet
+from proxy.ports import LiveHandle, LiveKey, LiveSet
 from proxy.records import Outcome, Seen
 from rules.names import Destination
 
@@ -55,11 +55,12 @@ class TunnelLane:
             if work is not None:
                 work.cancel()
 
-        handle = self._live.add(
-            _key(entered.admitted), on_cut, lambda snapshot: self._gate.tunnel_still_allowed(entered.admitted, snapshot)
-        )
+        handle: LiveHandle | None = None
         connected: Connected | None = None
         try:
+            handle = self._live.add(
+                _key(entered.admitted), on_cut, lambda new: self._gate.tunnel_still_allowed(entered.admitted, new)
+            )
             connected = await self._dialer.dial(target_of(entered.admitted))
             outcome = Outcome(error="internal-error", address=connected.address)
             error = await self._relay(stream, connected.stream, entered.admitted, counts)
@@ -86,7 +87,8 @@ class TunnelLane:
             if work is not None:
                 work.uncancel()
         finally:
-            handle.close()
+            if handle is not None:
+                handle.close()
             stream.abort()
             if connected is not None:
                 connected.stream.abort()

@@ -283,6 +283,7 @@ class House:
         dialer: Dialer | None = None,
         table: LimitTable | None = None,
         journal: Any = None,
+        lookup_seconds: float = 3.0,
     ) -> None:
         OPENED.append(self)
         self._serving: list[asyncio.Task[None]] = []
@@ -292,7 +293,7 @@ class House:
         self.resolver = StaticResolver({name: [origin.address] for origin in origins for name in origin.names})
         self.faults: list[BaseException] = []
         self.dialer: Any = dialer or SocketDialer(
-            Lookups(self.resolver, clock=self.clock.boot),
+            Lookups(self.resolver, clock=self.clock.boot, seconds=lookup_seconds),
             ClientContexts(),
             AddressTable,
             interfaces=frozenset,

@@ -6,25 +6,29 @@ import asyncio
 import base64
 import json
 import ssl
+import subprocess
 from dataclasses import replace
 
 import pytest
 
 from net.stream import StreamBroken
+from proxy.help import env_script
 from proxy.limits import LimitTable
 from proxy.ports import Channel
 from rules.names import SandboxId
 from tests.support.fakes import OTHER_TOKEN, SHARED, TOKEN, registered, sandbox
-from tests.support.origins import Origin
+from tests.support.origins import Origin, head
 from tests.support.rooms import House, NoDialer, basic, destination, get, json_body, op, policy, rule, tunnel_rule
+from tests.support.scripts import ABORT, READ, script, websocket_echo
+from tests.support.signals import Gate
 
-READ = policy(rule("dev/read", op("dev/read", "api.test", ["/v1/read/**"])))
+RULES = policy(rule("dev/read", op("dev/read", "api.test", ["/v1/read/**"])))
 
 
 def closed_house(**more: object) -> tuple[House, NoDialer]:
     """A house that must not dial."""
     dialer = NoDialer()
-    return House(READ, dialer=dialer, **more), dialer  # type: ignore[arg-type]
+    return House(RULES, dialer=dialer, **more), dialer  # type: ignore[arg-type]
 
 
 # --- refused before identity -------------------------------------------------------------------------------------
@@ -125,7 +129,7 @@ async def test_a_wrong_token_is_403_and_closed() -> None:
 async def test_an_ended_sandbox_is_told_so() -> None:
     """A token that was valid once is sandbox-ended, not bad-token."""
     house, _ = closed_house()
-    house.install(READ, [registered(sandbox("sb_two"), OTHER_TOKEN)])
+    house.install(RULES, [registered(sandbox("sb_two"), OTHER_TOKEN)])
     client = house.connect()
     client.send(get("http://evil.test/", "evil.test"))
     assert (await client.answer()).reason == "sandbox-ended"
@@ -148,7 +152,7 @@ async def test_an_own_listener_needs_no_token_but_refuses_a_foreign_one() -> Non
     own = Channel(listener="sb_three", kind="sandbox", sandbox=SandboxId("sb_three"), key=key)
     house, _ = closed_house()
     entry = registered(sandbox("sb_three"), "own-token", own_listener=True, channel_key=key)
-    house.install(READ, [*house.boxes, entry])
+    house.install(RULES, [*house.boxes, entry])
     alone = house.connect(own)
     alone.send(get("http://evil.test/", "evil.test", token=None))
     assert (await alone.answer()).reason == "no-rule"
@@ -201,6 +205,41 @@ async def test_an_unwritable_log_refuses_the_tunnel_and_the_request() -> None:
     answer = await client.answer()
     assert (answer.status, answer.reason) == (503, "audit-unavailable")
     assert dialer.asked == []
+
+
+async def test_a_resolver_that_hangs_is_refused_at_its_deadline() -> None:
+    """dns-failed, nothing connected, the outcome says so."""
+    async with Origin("api.test", tls=False) as origin:
+        rules = policy(
+            rule("dev/read", op("dev/read", "api.test", ["/ok"], port=origin.port, scheme="http")),
+            destinations=[destination(origin)],
+        )
+        house = House(rules, origins=[origin], lookup_seconds=0.05)
+        house.resolver.hold()
+        client = house.connect()
+        at = f"api.test:{origin.port}"
+        client.send(get(f"http://{at}/ok", at))
+        assert (await client.answer()).reason == "dns-failed"
+        house.resolver.let_go()
+        client.stream.abort()
+        await client.serving
+        assert origin.untouched
+        assert house.records("request.outcome")[0]["error"] == "dns-failed"
+
+
+async def test_a_dialer_that_raises_anything_closes_both_sides_with_an_outcome() -> None:
+    """RULINGS 11.3: an exception nobody foresaw, in the middle of a request."""
+    house, dialer = closed_house()
+    client = await house.tunnel("api.test:443", tls="api.test")
+    client.send("GET /v1/read/x HTTP/1.1\r\nHost: api.test\r\n\r\n")
+    with pytest.raises(StreamBroken):
+        await client.answer()
+    await client.serving
+    assert len(dialer.asked) == 1
+    assert [type(fault) for fault in house.faults] == [AssertionError]
+    assert house.journal.names() == ["request.intent", "request.outcome"]
+    assert house.records("request.outcome")[0]["error"] == "internal-error"
+    assert (house.room.live.count(), house.room.pool.in_use, house.room.gate.open_passages) == (0, 0, 0)
 
 
 # --- inside a CONNECT --------------------------------------------------------------------------------------------
@@ -452,6 +491,90 @@ async def test_a_removed_rule_cuts_the_next_request_and_the_tunnel() -> None:
         assert house.room.pool.idle == 0
 
 
+async def test_a_drain_cuts_what_does_not_end_and_writes_its_outcome() -> None:
+    """SIGTERM in mid-stream: the message is cut, the outcome holds what was counted."""
+    async with Origin("api.test", tls=False) as origin:
+        gate = Gate()
+        origin.on("/slow", script(READ, head(200, (("Content-Length", "100"),)) + b"first", gate))
+        rules = policy(
+            rule("dev/read", op("dev/read", "api.test", ["/slow"], port=origin.port, scheme="http")),
+            destinations=[destination(origin)],
+        )
+        house = House(rules, origins=[origin])
+        client = house.connect()
+        at = f"api.test:{origin.port}"
+        client.send(get(f"http://{at}/slow", at))
+        await origin.until(lambda: bool(origin.received))
+        await client._until(b"first")
+        await house.room.drain(0.05)
+        with pytest.raises(StreamBroken):
+            await client.rest()
+        (outcome,) = house.records("request.outcome")
+        assert outcome["error"]
+        assert outcome["bytes_down"] == 5
+        assert not outcome["completed"]
+        gate.open()
+
+
+async def test_a_kept_connection_that_died_is_replaced_with_an_intent_of_its_own() -> None:
+    """RULINGS 9.7: only a read without body, only before a byte of answer, each attempt on record."""
+    async with Origin("api.test", tls=False) as origin:
+        rules = policy(
+            rule("dev/read", op("dev/read", "api.test", ["/**"], port=origin.port, scheme="http")),
+            destinations=[destination(origin)],
+        )
+        origin.on("/die", script(READ, ABORT))
+        house = House(rules, origins=[origin])
+        at = f"api.test:{origin.port}"
+        client = house.connect()
+        client.send(get(f"http://{at}/ok", at))
+        assert (await client.answer()).status == 200
+        client.send(get(f"http://{at}/die", at))
+        assert (await client.answer()).status == 502
+        assert [seen.target for seen in origin.received] == ["/ok", "/die", "/die"]
+        client.stream.abort()
+        await client.serving
+        assert len(house.records("request.intent")) == len(house.records("request.outcome")) == 3
+
+
+UPGRADE = (
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    "Sec-WebSocket-Version: 13",
+)
+
+
+async def test_a_websocket_passes_only_where_an_operation_says_so() -> None:
+    """B078: refused without the word; with it frames pass both ways and are counted in one outcome."""
+    async with Origin("api.test", tls=False) as origin:
+        origin.on("/ws", websocket_echo)
+        there = {"port": origin.port, "scheme": "http"}
+        rules = policy(
+            rule("dev/plain", op("dev/plain", "api.test", ["/plain"], **there)),
+            rule("dev/ws", op("dev/ws", "api.test", ["/ws"], websocket=True, **there)),
+            destinations=[destination(origin)],
+        )
+        house = House(rules, origins=[origin])
+        at = f"api.test:{origin.port}"
+        denied = house.connect()
+        denied.send(get(f"http://{at}/plain", at, *UPGRADE))
+        assert (await denied.answer()).reason == "websocket-refused"
+        client = house.connect()
+        client.send(get(f"http://{at}/ws", at, *UPGRADE))
+        assert (await client.answer()).status == 101
+        client.send(b"\x81\x82\x00\x00\x00\x00hi")
+        assert await client._exactly(4) == b"\x81\x02hi"
+        client.send(b"\x88\x82\x00\x00\x00\x00\x03\xe8")
+        assert (await client.rest())[:1] == b"\x88"
+        await client.stream.close()
+        await client.serving
+        (outcome,) = house.records("request.outcome")
+        assert outcome["upstream_status"] == 101
+        assert outcome["bytes_up"] > 0
+        assert outcome["bytes_down"] > 0
+
+
 async def test_an_uninspected_tunnel_relays_and_says_so() -> None:
     """The client's own TLS reaches the origin; intent and outcome say `uninspected` and count bytes."""
     async with Origin("raw.test") as origin:
@@ -520,3 +643,26 @@ async def test_the_help_host_is_served_by_tls_as_well() -> None:
     assert (await client.answer()).reason == "method-refused"
     assert dialer.asked == []
     assert basic() not in repr(house.journal.events)
+
+
+def test_the_environment_script_is_shell_and_knows_no_proxy_address() -> None:
+    """It quotes what it exports and leaves the proxy variables, which hold the token, as they are."""
+    script_text = env_script(
+        {
+            "SSL_CERT_FILE": "{bundle}",
+            "NODE_EXTRA_CA_CERTS": "{ca}",
+            "HTTP_PROXY": "http://127.0.0.1:3128",
+            "GIT_CONFIG_VALUE_0": "{proxy}",
+            "ODD": 'a"b$(touch x)`y`',
+            "bad name; rm": "x",
+        }
+    )
+    assert 'export SSL_CERT_FILE="$exeat_dir/bundle.pem"' in script_text
+    assert 'export GIT_CONFIG_VALUE_0="$exeat_proxy"' in script_text
+    assert "export HTTP_PROXY" not in script_text
+    assert "rm" not in script_text.replace("umask", "").split("export")[-1]
+    assert subprocess.run(["sh", "-n"], input=script_text.encode(), check=False).returncode == 0
+    shown = subprocess.run(
+        ["sh", "-c", script_text.splitlines()[-2] + '; printf %s "$ODD"'], capture_output=True, check=True
+    )
+    assert shown.stdout == b'a"b$(touch x)`y`'
