@@ -37,7 +37,7 @@ def destinations(*origins: Origin) -> str:
     lines = ["destinations:"]
     for origin in origins:
         for name in origin.names:
-            ca = f", ca: file:{origin.names[0]}.pem" if origin.tls else ""
+            ca = f", ca: file:{origin.names[0]}.pem" if origin.tls else ", scheme: http"
             lines.append(
                 f"  {name}: {{addresses: [{origin.address}/32], resolve: [{origin.address}], port: {origin.port}{ca}}}"
             )
@@ -129,11 +129,14 @@ class TestGateway:
         listen: str | None = None,
         options: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
+        prefix: Iterable[str] = (),
     ) -> None:
         """`policy` is the part after `version:` and `destinations:`; those are written from `origins`.
 
         `secrets` are put into the store after the start. `settings` are further lines of exeat.yaml.
+        `prefix` are words before `exeat up`, which exec it in other surroundings.
         """
+        folder.mkdir(exist_ok=True)
         folder.chmod(0o755)  # pytest's folder is 0700, and started by root the vault has a uid of its own
         self.folder = folder
         self.config = folder / "config"
@@ -146,6 +149,7 @@ class TestGateway:
         self._secrets = dict(secrets or {})
         self._options = tuple(options)
         self._environment = dict(environment or {})
+        self._prefix = tuple(prefix)
         self.process: subprocess.Popen[bytes] | None = None
         self.home.mkdir()
         self.config.mkdir()
@@ -199,7 +203,7 @@ class TestGateway:
         environment = {"PATH": PATH, "HOME": str(self.home), "LANG": "C.UTF-8"} | self._environment
         with (self.folder / "up.err").open("ab") as errors:
             self.process = subprocess.Popen(
-                [EXEAT, "up", "--config", str(self.settings_file), *self._options],
+                [*self._prefix, EXEAT, "up", "--config", str(self.settings_file), *self._options],
                 env=environment,
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
