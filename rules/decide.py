@@ -20,9 +20,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
-from rules.catalogue import AUTH_HEADERS, AUTH_QUERY
+from rules.authority import foreign_authority, is_slot
 from rules.decision import (
     Decision,
     Denied,
@@ -34,11 +33,11 @@ from rules.decision import (
     TunnelDecision,
     TunnelPermit,
 )
+from rules.denials import covers, deny_matches, on_host
 from rules.facts import RequestFacts, Sandbox, TunnelFacts
 from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, bind_arguments, match_operation
 from rules.names import OWN_NAME, CredentialRef, Destination, Host
-from rules.paths import CanonicalPath
-from rules.placeholders import Found, find, find_in_head, split_basic
+from rules.placeholders import Found, find_in_head
 from rules.policy import CredentialDef, Effect, Operation, Policy, Role, Rule
 
 BASE_REQUEST_HEADERS = frozenset(
@@ -76,8 +75,6 @@ READ_UPLOAD = 1 << 20
 
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}\Z")
 _METHODS_NEVER = frozenset({"TRACE", "TRACK", "CONNECT", "DEBUG", "PRI"})
-ANY_METHOD = ("*",)
-"""Methods of a deny operation that names none."""
 # Rails and friends, OData, Google: keys and headers that turn one method into another after it was judged.
 _OVERRIDE_QUERY = frozenset(
     {"_method", "$httpmethod", "$method", "x-http-method", "x-http-method-override", "x-method-override"}
@@ -97,13 +94,13 @@ def decide_tunnel(policy: Policy, sandbox: Sandbox, facts: TunnelFacts, now: flo
     clear_text = False
     for rule in sorted(role.rules_for(facts.host), key=lambda rule: rule.id):
         if rule.action == "deny":
-            if not rule.operations and _covers(rule, facts.host, facts.port):
+            if not rule.operations and covers(rule, facts.host, facts.port):
                 return _denied_by(rule)
         elif rule.tunnel:
-            if _covers(rule, facts.host, facts.port):
+            if covers(rule, facts.host, facts.port):
                 tunnels.append(rule)
         else:
-            reached = [op for op in rule.operations if op.port == facts.port and _on_host(op, facts.host)]
+            reached = [op for op in rule.operations if op.port == facts.port and on_host(op, facts.host)]
             if reached:
                 inspecting.append(rule)
                 clear_text = clear_text or any(op.scheme == "http" for op in reached)
@@ -149,7 +146,7 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     rules = sorted(role.rules_for(destination.host), key=lambda rule: rule.id)
     # 3
     for rule in rules:
-        if rule.action == "deny" and _deny_matches(rule, facts, sandbox):
+        if rule.action == "deny" and deny_matches(rule, facts, sandbox):
             return _denied_by(rule)
     allowing = [rule for rule in rules if rule.action == "allow" and not rule.tunnel]
     # 4
@@ -175,7 +172,7 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
         return merged
     restrictions, credential = merged
     # 8
-    refusal = _foreign_authority(candidates, facts, credential, restrictions, found)
+    refusal = foreign_authority([candidate.op for candidate in candidates], facts, credential, restrictions, found)
     if refusal is not None:
         return Denied(reason=refusal, message=role.message)
     too_large = _declared_too_large(facts, restrictions)
@@ -230,79 +227,16 @@ def _refused_always(facts: RequestFacts) -> Denied | None:
     return None
 
 
-# --- 3: deny rules, read widely ---
-
-
-def _covers(rule: Rule, host: Host, port: int) -> bool:
-    return (rule.port is None or rule.port == port) and any(pattern.matches(host) for pattern in rule.hosts)
-
-
 def _denied_by(rule: Rule) -> Denied:
     return Denied(reason="denied-by-rule", rule=rule.id, message=rule.message, quiet=rule.quiet)
-
-
-def _deny_matches(rule: Rule, facts: RequestFacts, sandbox: Sandbox) -> bool:
-    """A deny is read as widely as its words allow: what an allow would call a near miss must not slip past it.
-
-    Scheme, headers and body are not looked at, further query keys do not matter, an encoded slash counts as a
-    slash and a trailing slash as none, and an argument that the request does not state counts as bound.
-    """
-    destination = facts.destination
-    if not rule.operations:
-        return _covers(rule, destination.host, destination.port)
-    if rule.port is not None and rule.port != destination.port:
-        return False
-    for op in rule.operations:
-        if not _on_host(op, destination.host) or not _required_query_present(op, facts):
-            continue
-        wide = replace(
-            op,
-            body=None,
-            query=None,
-            query_required=(),
-            request_headers={},
-            paths=tuple(replace(pattern, encoded_slash=True) for pattern in op.paths),
-            methods=(facts.method,) if op.methods == ANY_METHOD else op.methods,
-        )
-        for path in _readings(facts.path):
-            there = Destination(op.scheme, destination.host, op.port)
-            answer = match_operation(wide, replace(facts, path=path, destination=there, body=None, has_body=False))
-            if isinstance(answer, Matched) and (
-                rule.bind.keys() - answer.arguments.keys() or bind_arguments(rule, sandbox, answer.arguments)
-            ):
-                return True
-    return False
-
-
-def _required_query_present(op: Operation, facts: RequestFacts) -> bool:
-    allowed = op.query or {}
-    for name in op.query_required:
-        values = allowed.get(name)
-        if not any(key == name and (values is None or value in values) for key, value in facts.query.pairs):
-            return False
-    return True
-
-
-def _readings(path: CanonicalPath) -> Iterable[CanonicalPath]:
-    yield path
-    segments = path.segments
-    if path.encoded_slash:
-        segments = tuple(piece for segment in segments for piece in segment.split("/"))
-        yield replace(path, segments=segments)
-    if len(segments) > 1 and segments[-1] == "":
-        yield replace(path, segments=segments[:-1])
 
 
 # --- 4, 5: clear text and placeholders of the head ---
 
 
-def _on_host(op: Operation, host: Host) -> bool:
-    return any(pattern.matches(host) for pattern in op.hosts)
-
-
 def _clear_text_unwanted(allowing: Sequence[Rule], destination: Destination) -> bool:
     """True if the host is known over TLS only: saying so helps more than `no-rule`."""
-    reached = [op for rule in allowing for op in rule.operations if _on_host(op, destination.host)]
+    reached = [op for rule in allowing for op in rule.operations if on_host(op, destination.host)]
     return bool(reached) and not any(op.scheme == "http" and op.port == destination.port for op in reached)
 
 
@@ -310,19 +244,7 @@ def _in_some_slot(policy: Policy, allowing: Sequence[Rule], destination: Destina
     names = {rule.credential for rule in allowing if rule.credential is not None}
     usable = [policy.credentials[name] for name in names if name in policy.credentials]
     slots = [credential for credential in usable if credential.binds(destination)]
-    return all(any(_is_slot(credential, place) for credential in slots) for place in found)
-
-
-def _is_slot(credential: CredentialDef, place: Found) -> bool:
-    match credential.slot.where:
-        case "bearer" | "basic":
-            return place.where in ("header", "basic") and place.name == "authorization"
-        case "header":
-            return place.where in ("header", "basic") and place.name == credential.slot.name.lower()
-        case "query":
-            return place.where == "query" and place.name == credential.slot.name
-        case "cookie":
-            return place.where == "header" and place.name == "cookie"
+    return all(any(is_slot(credential, place) for credential in slots) for place in found)
 
 
 # --- 6: allow rules ---
@@ -468,100 +390,3 @@ def _declared_too_large(facts: RequestFacts, restrictions: Restrictions) -> bool
 def _name(op: Operation) -> str:
     """`github/git.fetch`: without the `#2` that tells an operation's second way of being stated."""
     return op.id.partition("#")[0]
-
-
-# --- 8: authority that the client brought ---
-
-
-def _foreign_authority(
-    candidates: Sequence[_Candidate],
-    facts: RequestFacts,
-    credential: CredentialDef | None,
-    restrictions: Restrictions,
-    found: Sequence[Found],
-) -> str | None:
-    """Return the reason to refuse: a placeholder beside its slot, or authority that is not the slot's placeholder."""
-    if any(credential is None or not _is_slot(credential, place) for place in found):
-        return "placeholder-misuse"
-    if isinstance(facts.body, bytes) and not restrictions.placeholders_inert and _body_holds_placeholder(facts.body):
-        return "placeholder-misuse"
-    if restrictions.client_auth:
-        return None
-    slot_header, slot_query = _slot_names(credential)
-    seen: set[str] = set()
-    for name, value in facts.headers:
-        if name == "proxy-authorization" or not (name in AUTH_HEADERS or name == slot_header):
-            continue  # Proxy-Authorization is the sandbox's own token towards us; it is never forwarded
-        if name in seen or name != slot_header or credential is None or not _holds_placeholder(credential, value):
-            return "client-authority"
-        seen.add(name)
-    for name, value in facts.query.pairs:
-        if name == slot_query and credential is not None:
-            if name in seen or not _is_placeholder(credential, value):
-                return "client-authority"
-            seen.add(name)
-        elif name.strip().lower() in AUTH_QUERY and not _listed(candidates, name):
-            return "client-authority"
-    return None
-
-
-def _slot_names(credential: CredentialDef | None) -> tuple[str | None, str | None]:
-    if credential is None:
-        return None, None
-    match credential.slot.where:
-        case "bearer" | "basic":
-            return "authorization", None
-        case "header":
-            return credential.slot.name.lower(), None
-        case "query":
-            return None, credential.slot.name
-        case "cookie":
-            return "cookie", None
-
-
-def _listed(candidates: Sequence[_Candidate], name: str) -> bool:
-    """True if every operation lists the values of this query key: then policy chose the value, not the client."""
-    return all(candidate.op.query is not None and bool(candidate.op.query.get(name)) for candidate in candidates)
-
-
-def _holds_placeholder(credential: CredentialDef, value: str) -> bool:
-    """True if a slot header holds exactly one placeholder of the credential's shape, in a form that clients send."""
-    value = value.strip()
-    slot = credential.slot
-    if slot.where == "cookie":
-        name, equals, rest = value.partition("=")
-        return bool(equals) and name == slot.name and _is_placeholder(credential, rest)
-    if slot.where == "header" and slot.name.lower() != "authorization":
-        before, _, after = slot.template.partition("{value}")
-        rendered = value.startswith(before) and value.endswith(after)
-        inner = value[len(before) : len(value) - len(after)] if rendered else value
-        return _is_placeholder(credential, inner) or _is_placeholder(credential, value)
-    scheme, _, rest = value.partition(" ")
-    if scheme.lower() == "basic":
-        pair = split_basic(value)
-        if pair is None:
-            return False
-        user, password = pair
-        in_user = _is_placeholder(credential, user) and password == ""
-        return in_user or (_is_placeholder(credential, password) and not find(user))
-    return _is_placeholder(credential, rest if rest else value)
-
-
-def _is_placeholder(credential: CredentialDef, value: str) -> bool:
-    return _shape(credential.placeholder.shape).match(value) is not None and len(find(value)) == 1
-
-
-@cache
-def _shape(shape: str) -> re.Pattern[str]:
-    prefix, _, rest = shape.partition("{")
-    count, _, suffix = rest.partition("}")
-    return re.compile(rf"{re.escape(prefix)}[0-9A-Za-z]{{{int(count)}}}{re.escape(suffix)}\Z")
-
-
-_ESCAPED = re.compile(r"\\u00([2-7][0-9a-fA-F])|%([2-7][0-9a-fA-F])")
-
-
-def _body_holds_placeholder(body: bytes) -> bool:
-    """Look for cores raw and with JSON and percent escapes of ASCII undone (B092)."""
-    text = body.decode("latin-1")
-    return bool(find(text) or find(_ESCAPED.sub(lambda match: chr(int(match[1] or match[2], 16)), text)))

@@ -18,7 +18,7 @@ from typing import Any, cast, get_args
 
 from rules import grammar
 from rules.catalogue import ServiceDef
-from rules.decide import ANY_METHOD
+from rules.denials import ANY_METHOD
 from rules.matching import InvalidTemplate, check_binding, parse_path
 from rules.names import CredentialRef, RuleId, Scheme
 from rules.operations import LATER, json_fields
