@@ -42,6 +42,9 @@ unit: setup
 integration: setup
 	@$(PY) -m pytest -q -n 2 --dist loadgroup tests/integration
 
+docs: setup  ## write the generated pages anew
+	@$(PY) docs/generate.py
+
 bench: setup  ## measure beside direct, tunnel, mitmproxy and Squid; writes bench/RESULTS.md
 	@$(PY) bench/run.py
 

@@ -7,7 +7,7 @@
 
 One state folder, one supervisor: an exclusive lock and a plain bind come first, because a second start with
 SO_REUSEPORT would silently share the port (RULINGS 9.4). When one process dies, all are ended and started again
-together on fresh channels: no half-alive set ever serves (docs/decisions/0005). While they are down nothing
+together on fresh channels: no half-alive set ever serves (docs/decisions/0006). While they are down nothing
 passes, since workers are the only way out.
 """
 

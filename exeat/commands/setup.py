@@ -82,4 +82,4 @@ def ca_show(config: ConfigOption = None, output: OutputOption = Output.text) -> 
     if output is Output.json:
         print_json(answer)
     else:
-        say(str(answer["root"]).rstrip("\n"))
+        say(str(answer["root_pem"]).rstrip("\n"))

@@ -1,0 +1,115 @@
+"""Documented = tested: pages that follow from the code are current, and every YAML block and command in them works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exeat.places import Places
+from exeat.settings import Settings, parse_settings
+from rules.catalogue import builtin_services
+from rules.compile import compile_policy
+from rules.parse import Sources, parse_sources
+from rules.policytests import run_tests
+from rules.reasons import REASONS
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+PLACES = Places(config=Path("/c"), state=Path("/s"), run=Path("/r"))
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        found += [(page.name, text) for kind, text in FENCE.findall(page.read_text("utf-8")) if kind == language]
+    return found
+
+
+YAML = blocks("yaml")
+CREDENTIALS = [text for _, text in YAML if "\ncredentials:" in text]
+
+
+def test_generated_pages_are_what_the_code_says() -> None:
+    """docs/commands.md and docs/refusals.md are current."""
+    result = subprocess.run(
+        [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_there_are_yaml_blocks_to_load() -> None:
+    """The next test looks at something."""
+    assert len(YAML) >= 5
+
+
+@pytest.mark.parametrize(("page", "text"), YAML, ids=[f"{page}-{n}" for n, (page, _) in enumerate(YAML)])
+def test_every_yaml_block_loads_and_its_tests_pass(page: str, text: str) -> None:
+    """A block that a reader copies is accepted by the product as it stands."""
+    if "\ncredentials:" in text:
+        names = re.findall(r"^  ([\w-]+):", text, re.M)
+        hosts = re.findall(r"hosts: \[([\w.-]+)\]", text)
+        assert names
+        policy = "version: 1\nroles: {r: {allow: [{service: pypi, operations: [read]}]}}\n"
+        if hosts:
+            policy = (
+                "version: 1\nroles: {r: {allow: [{name: a, host: "
+                + hosts[0]
+                + ", methods: [GET], paths: [/x], credential: "
+                + names[0]
+                + "}]}}\n"
+            )
+        parse_sources(Sources(policy={"policy.yaml": policy}, credentials=("credentials.yaml", text), services={}))
+        return
+    credentials = ("credentials.yaml", CREDENTIALS[0]) if "credential:" in text else None
+    parsed = parse_sources(Sources(policy={"policy.yaml": text}, credentials=credentials, services={}))
+    policy_value = compile_policy(parsed.document)
+    failed = [str(result) for result in run_tests(policy_value, parsed.tests) if not result.passed]
+    assert failed == [], page
+
+
+def test_every_setting_is_documented() -> None:
+    """docs/settings.md has a row for each key of exeat.yaml, with a default that is the real one where it is a value."""
+    page = (ROOT / "docs/settings.md").read_text("utf-8")
+    documented = set(re.findall(r"^\| `(\w+)` \|", page, re.M))
+    derived = {"file", "key_file", "passphrase_file"}
+    known = {name for name in Settings.__dataclass_fields__ if name not in derived} | {"version", "key"}
+    assert documented >= known, known - documented
+    settings = parse_settings("version: 1\n", Path("/c/exeat.yaml"), PLACES)
+    assert settings.listen == ("127.0.0.1", 3128)
+    assert (settings.workers, settings.executors) == (1, 1)
+
+
+def test_every_reason_is_documented() -> None:
+    """docs/refusals.md has a row for each code."""
+    page = (ROOT / "docs/refusals.md").read_text("utf-8")
+    assert {code for code in REASONS if f"| `{code}` |" not in page} == set()
+
+
+def test_every_service_is_named_in_the_policy_page() -> None:
+    """A service of the catalogue that nobody can find is of no use."""
+    page = (ROOT / "docs/policy.md").read_text("utf-8")
+    assert {name for name in builtin_services() if f"`{name}`" not in page} == set()
+
+
+def test_commands_in_the_readme_exist() -> None:
+    """`exeat WORD` in README and docs is a command of the program."""
+    known = set(re.findall(r"^## `exeat ([\w -]+)`", (ROOT / "docs/commands.md").read_text("utf-8"), re.M))
+    first = {name.split()[0] for name in known}
+    for page, text in blocks("console"):
+        for line in text.splitlines():
+            if match := re.match(r"\$ (?:printf .* \| )?exeat ([\w-]+)(?: ([\w-]+))?", line):
+                assert match[1] in first, (page, line)
+                if match[1] not in known:
+                    assert f"{match[1]} {match[2]}" in known, (page, line)
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    """A relative link names a file that exists."""
+    for page in PAGES:
+        for target in re.findall(r"\]\(((?!https?:)[^)#]+)\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), (page.name, target)
