@@ -14,20 +14,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from rules import grammar
+from rules import operation_parts as parts
 from rules.catalogue import ServiceDef
 from rules.denials import ANY_METHOD
-from rules.matching import InvalidTemplate, check_binding, parse_path
-from rules.names import CredentialRef, RuleId, Scheme
-from rules.operations import LATER, json_fields
-from rules.policy import BodySpec, DestinationDef, Effect, HostPattern, Operation, PathPattern, Rule
-from rules.reader import Node, Rejected, shown
-from rules.result_paths import InvalidKeep, check_keep
+from rules.matching import parse_path
+from rules.names import RuleId
+from rules.operations import LATER
+from rules.policy import DestinationDef, Effect, HostPattern, Operation, Rule
+from rules.reader import Node, shown
+from rules.rule_terms import bound, shared
 
-DEFAULT_BODY = 256 << 10
-MAX_BODY = 16 << 20
 DEFAULT_TUNNEL_BYTES = 1 << 30
 DEFAULT_TUNNEL_SECONDS = 3600
 
@@ -147,12 +146,12 @@ def _service_rules(role: str, allow: bool, node: Node, around: Surroundings) -> 
                 if allow
                 else {argument for op in ops for argument in op.arguments}
             )
-            base = _bound(base, fields, arguments, allow=allow)
+            base = bound(base, fields, arguments, allow=allow)
         elif "with" in fields:
             fields["with"].fail("with: binds arguments of operations; name the operations")
         else:
             base = replace(base, hosts=_hosts_of(service))
-        rules.append(_shared(base, fields) if allow else _deny_extras(base, fields))
+        rules.append(shared(base, fields) if allow else _deny_extras(base, fields))
     return rules
 
 
@@ -217,15 +216,15 @@ def _hand_rule(role: str, node: Node, around: Surroundings) -> Rule:
         node.fail("a hand-written operation needs a name:")
     name = grammar.name(fields["name"])
     methods = grammar.methods(fields["methods"])
-    hosts = _host_patterns(fields["host"], allow=True, around=around)
-    port, scheme = _place(fields, hosts, around)
-    paths, references = _paths(fields["paths"])
+    hosts = parts.host_patterns(fields["host"], allow=True, destinations=around.destinations)
+    port, scheme = parts.place(fields, hosts, around.destinations)
+    paths, references = parts.paths(fields["paths"])
     captures = {capture for pattern in paths for capture in pattern.names}
-    body = _body(fields["body"], methods) if "body" in fields else None
-    query, _ = _query(fields.get("query"))
+    body = parts.body(fields["body"], methods) if "body" in fields else None
+    query, _ = parts.query(fields.get("query"))
     op = Operation(
         id=f"{role}/{name}",
-        effect=_effect(fields.get("effect"), methods),
+        effect=parts.effect(fields.get("effect"), methods),
         hosts=hosts,
         port=port,
         scheme=scheme,
@@ -241,211 +240,14 @@ def _hand_rule(role: str, node: Node, around: Surroundings) -> Rule:
     clash = captures & (_json_arguments(body.params, "") if body else set())
     if clash:
         fields["body"].fail(f"{', '.join(sorted(clash))}: a path capture and a body field share a name")
-    rule = _bound(rule, fields, arguments, allow=True)
+    rule = bound(rule, fields, arguments, allow=True)
     for reference in references:
         rule = replace(rule, bind={**rule.bind, f"sandbox_{reference}": ("${sandbox." + reference + "}",)})
-    rule = _shared(rule, fields)
+    rule = shared(rule, fields)
     if "approval" in fields and "shows" in fields["approval"].value:
         for item in fields["approval"].child("shows").items(empty=None):
             item.word(sorted(arguments))
     return rule
-
-
-def _host_patterns(node: Node, *, allow: bool, around: Surroundings) -> tuple[HostPattern, ...]:
-    nodes = [node] if isinstance(node.value, str) else node.items(empty="an empty list of hosts names nothing")
-    patterns = tuple(grammar.host_pattern(item, allow=allow) for item in nodes)
-    if len(set(patterns)) != len(patterns):
-        node.fail("a host is listed twice")
-    for item, pattern in zip(nodes, patterns, strict=True):
-        literal = pattern.kind == "exact" and (":" in pattern.suffix or pattern.suffix[-1].isdigit())
-        if allow and literal and pattern.suffix not in around.destinations:
-            item.fail("an address is reached only with an entry in destinations:")
-        if not allow and pattern.kind == "one":
-            item.warn(
-                f"*.{pattern.suffix} denies one label only, a.b.{pattern.suffix} passes; "
-                f'to deny all of them write "**.{pattern.suffix}"'
-            )
-    return patterns
-
-
-def _place(fields: Mapping[str, Node], hosts: Sequence[HostPattern], around: Surroundings) -> tuple[int, Scheme]:
-    """Port and scheme: as written, else the destination's, else 443 over TLS (80 with `scheme: http`)."""
-    entries = {around.destinations.get(pattern.suffix) if pattern.kind == "exact" else None for pattern in hosts}
-    defaults = {(entry.port, entry.scheme) if entry else (None, "https") for entry in entries}
-    if len(defaults) > 1 and not {"port", "scheme"} <= fields.keys():
-        fields["host"].fail("these hosts have different ports or schemes in destinations:; write one rule for each")
-    entry_port, entry_scheme = next(iter(defaults))
-    scheme = cast("Scheme", fields["scheme"].word(("https", "http")) if "scheme" in fields else entry_scheme)
-    if "port" in fields:
-        return fields["port"].natural(1, 65535), scheme
-    if entry_port is not None and scheme == entry_scheme:
-        return entry_port, scheme
-    return (443 if scheme == "https" else 80), scheme
-
-
-def _paths(node: Node) -> tuple[tuple[PathPattern, ...], tuple[str, ...]]:
-    """Return the patterns and the attributes that every one of them substitutes as a whole segment."""
-    node.texts(empty="an empty list of paths permits nothing; name the paths")
-    patterns: list[PathPattern] = []
-    references: set[tuple[str, ...]] = set()
-    for item in node.items(empty=None):
-        text = item.text()
-        named = grammar.sandbox_references(item, text)
-        references.add(tuple(sorted(named)))
-        for segment in text.split("/"):
-            if "${" in segment and not grammar.SANDBOX_REFERENCE.fullmatch(segment):
-                item.fail("${sandbox.x} stands for one whole path segment")
-        try:
-            pattern = parse_path(grammar.SANDBOX_REFERENCE.sub(lambda match: "{sandbox_" + match[1] + "}", text))
-        except InvalidTemplate as error:
-            item.fail(f"{shown(text)}: {error}")
-        mine = {f"sandbox_{name}" for name in named}
-        if any(name.startswith("sandbox_") and name not in mine for name in pattern.names):
-            item.fail("capture names that start with sandbox_ are ours")
-        patterns.append(pattern)
-    if len(references) > 1:
-        node.fail("every path of a rule substitutes the same ${sandbox.x}, or none does; write two rules")
-    return tuple(patterns), next(iter(references))
-
-
-def _effect(node: Node | None, methods: Sequence[str]) -> Effect:
-    if node is not None:
-        return cast("Effect", node.word(_EFFECTS))
-    return "read" if set(methods) <= {"GET", "HEAD"} else "write"
-
-
-def _query(node: Node | None) -> tuple[Mapping[str, tuple[str, ...] | None] | None, tuple[str, ...]]:
-    """Return (allowed keys, their names). `any` lifts the check; without `query:` no key is allowed."""
-    if node is None:
-        return {}, ()
-    if node.value == "any":
-        return None, ()
-    found: dict[str, tuple[str, ...] | None] = {}
-    for key, item in node.entries():
-        if item.value == "any":
-            found[key] = None
-            continue
-        values = []
-        for value in item.items(empty="an empty list permits no value; list values or write any"):
-            number = type(value.value) is int
-            values.append(str(value.value) if number else value.text())
-        found[key] = tuple(values)
-    return found, tuple(found)
-
-
-def _body(node: Node, methods: Sequence[str]) -> BodySpec:
-    fields = node.fields("json", "max")
-    if set(methods) & {"GET", "HEAD"}:
-        node.fail("a GET has no body that could be judged", on_key=True)
-    params = fields["json"].value
-    try:
-        json_fields.check(params)
-    except ValueError as error:
-        fields["json"].fail(str(error))
-    bound = grammar.size(fields["max"]) if "max" in fields else DEFAULT_BODY
-    if bound > MAX_BODY:
-        fields["max"].fail("a judged body is at most 16MiB")
-    return BodySpec(matcher="json_fields", bound=bound, params=params)
-
-
-# --- what every allow rule may say ---
-
-
-def _bound(rule: Rule, fields: Mapping[str, Node], arguments: set[str], *, allow: bool) -> Rule:
-    """`with:` binds arguments; those that some operation of the rule lacks never let that operation match."""
-    if "with" not in fields:
-        return rule
-    bind: dict[str, tuple[str, ...]] = {}
-    entries = fields["with"].entries()
-    if not entries:
-        fields["with"].fail("an empty with: binds nothing; leave it out")
-    for key, node in entries:
-        if key not in arguments:
-            node.note(
-                f"no operation of this rule has an argument {shown(key)}; known: {_listed(arguments)}", on_key=True
-            )
-            continue
-        items = [node] if not isinstance(node.value, list) else node.items(empty="an empty list permits no value")
-        patterns: list[str] = []
-        for item in items:
-            text = item.text()
-            if not allow and "${" in text:
-                item.fail("a deny rule does not depend on the sandbox: an attribute that is missing would lift it")
-            grammar.sandbox_references(item, text)
-            try:
-                check_binding(text)
-            except InvalidTemplate as error:
-                item.fail(str(error))
-            patterns.append(text)
-        bind[key] = tuple(patterns)
-    return replace(rule, bind=bind)
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(names)) or "none"
-
-
-def _shared(rule: Rule, fields: Mapping[str, Node]) -> Rule:
-    if "credential" in fields:
-        rule = replace(rule, credential=CredentialRef(fields["credential"].text()))
-    if "message" in fields:
-        rule = replace(rule, message=fields["message"].text())
-    if "protocol" in fields:
-        fields["protocol"].word(("h2",))
-        rule = replace(rule, protocol="h2")
-    if "client_auth" in fields:
-        fields["client_auth"].word(("pass",))
-        if rule.credential is not None:
-            fields["client_auth"].fail("client_auth: pass is impossible on a rule with a credential", on_key=True)
-        fields["client_auth"].warn("client_auth: pass opens a channel to whatever accounts the sandbox has keys for")
-        rule = replace(rule, client_auth=True)
-    if "headers" in fields:
-        items = fields["headers"].items(empty="an empty list of headers adds nothing; leave it out")
-        rule = replace(rule, headers=tuple(grammar.header(item) for item in items))
-    if "limits" in fields:
-        rule = _limits(rule, fields["limits"])
-    if "result" in fields:
-        rule = replace(rule, result_keep=_keep(fields["result"]))
-    if "approval" in fields:
-        rule = replace(rule, approval=_approval(fields["approval"]))
-    return rule
-
-
-def _limits(rule: Rule, node: Node) -> Rule:
-    fields = node.fields("", "requests response upload")
-    if not fields:
-        node.fail("an empty limits: limits nothing; leave it out")
-    return replace(
-        rule,
-        requests=grammar.rate(fields["requests"]) if "requests" in fields else None,
-        response_bytes=grammar.size(fields["response"]) if "response" in fields else None,
-        request_bytes=grammar.size(fields["upload"]) if "upload" in fields else None,
-    )
-
-
-def _keep(node: Node) -> tuple[str, ...]:
-    keep = node.fields("keep")["keep"]
-    paths = keep.texts(empty="an empty list keeps nothing; name the fields")
-    for index, path in enumerate(paths):
-        try:
-            check_keep(path)
-        except InvalidKeep as error:
-            keep.child(index).fail(f"{shown(path)}: {error}")
-    return tuple(paths)
-
-
-def _approval(node: Node) -> str:
-    fields = node.fields("from", "of wait answer_by valid uses shows")
-    if "of" in fields:
-        fields["of"].natural(1, 20)
-    if "uses" in fields:
-        fields["uses"].natural(1, 1000)
-    for key in ("wait", "answer_by", "valid"):
-        if key in fields:
-            grammar.duration(fields[key])
-    if "shows" in fields:
-        fields["shows"].texts(empty="an empty shows: shows nothing; leave it out")
-    return grammar.name(fields["from"])
 
 
 # --- tunnels and denials ---
@@ -480,17 +282,17 @@ def _deny_host_rule(role: str, node: Node, around: Surroundings) -> Rule:
     if isinstance(node.value, dict) and "body" in node.value:
         node.child("body").fail("a deny rule does not look into bodies: what cannot be read would slip past it")
     fields = node.fields("host", "name port methods paths query message quiet")
-    hosts = _host_patterns(fields["host"], allow=False, around=around)
+    hosts = parts.host_patterns(fields["host"], allow=False, destinations=around.destinations)
     port = fields["port"].natural(1, 65535) if "port" in fields else None
     name = grammar.name(fields["name"]) if "name" in fields else _default_name(hosts)
     rule = Rule(id=RuleId(f"{role}/{name}"), action="deny", operations=(), hosts=hosts, port=port)
     if fields.keys() & {"methods", "paths", "query"}:
-        paths, references = _paths(fields["paths"]) if "paths" in fields else (_EVERY_PATH, ())
+        paths, references = parts.paths(fields["paths"]) if "paths" in fields else (_EVERY_PATH, ())
         if references:
             fields["paths"].fail(
                 "a deny rule does not depend on the sandbox: an attribute that is missing would lift it"
             )
-        query, required = _query(fields.get("query"))
+        query, required = parts.query(fields.get("query"))
         op = Operation(
             id=f"{role}/{name}",
             effect="write",
@@ -519,6 +321,3 @@ def _deny_extras(rule: Rule, fields: Mapping[str, Node]) -> Rule:
         message=fields["message"].text() if "message" in fields else "",
         quiet=fields["quiet"].flag() if "quiet" in fields else False,
     )
-
-
-__all__ = ["Rejected", "Surroundings", "WrittenRole", "WrittenRule", "read_everyone", "read_role"]
