@@ -206,6 +206,9 @@ class Executor:
         except asyncio.CancelledError:
             ended = _Ended(error=call.cut_reason or "shutting-down", sent=True)
             raise
+        except Exception as error:
+            complain("executor", "an opened call failed", error)
+            ended = _Ended(error="internal-error", detail=type(error).__name__)
         finally:
             duration = int((self._clock.boot() - started) * 1_000_000)  # 11
             ending = self._outcome(opened, permit, sandbox, ended, echoes, {**record, "duration_us": duration})
@@ -264,11 +267,15 @@ class Executor:
         """4: the body where the statement says that it was judged, and what of it we attest to the vault."""
         if statement.body.kind != "sha256":
             return None, None
-        if statement.body.length > JUDGED_BYTES:
+        before = decide_request(policy, sandbox, facts, self._clock.wall())
+        bound = min(before.bound, JUDGED_BYTES) if isinstance(before, NeedsBody) else JUDGED_BYTES
+        if isinstance(before, Denied):
+            return None, None  # 5 refuses it, without a byte of body held here
+        if statement.body.length > bound:
             raise _Refused(Refusal(reason="body-not-judged"), record)
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                body = await side.read_whole(JUDGED_BYTES)
+                body = await side.read_whole(bound)
         except HeadRefused as error:
             raise _Refused(Refusal(reason=error.reason), record) from None
         except TimeoutError:
@@ -356,6 +363,7 @@ class Executor:
         ):
             return _Ended(error="clear-text-refused"), 0
         headers, dropped = request_headers(facts.headers, permit.restrictions, credentialed=definition is not None)
+        headers = (("host", permit.destination.authority), *(pair for pair in headers if pair[0] != "host"))
         target = facts.target
         guarded = [Guarded(value=value, public_prefix=_prefix(policy, value)) for value in opened.scrub]
         if definition is not None:  # 7
@@ -495,6 +503,7 @@ class _Ended:
     def fields(self) -> Fields:
         return {
             "error": self.error or None,
+            "detail": self.detail or None,
             "upstream_status": self.status or None,
             "status": self.status if self.completed else None,
             "bytes_up": self.bytes_up,

@@ -103,6 +103,7 @@ class _Process:
             clock=self._clock,
             on_cut=lambda message: executor.cut(message),
             on_drain=self._drain,
+            on_floor=self._clock.raise_floor,
         )
         lookups = Lookups(SystemResolver(), clock=time.monotonic)
         pool = Pool(SocketDialer(lookups, ClientContexts(), lambda: _table(link)), clock=time.monotonic)

@@ -106,13 +106,16 @@ class VaultLink:
         clock: Clock,
         on_cut: Callable[[Cut], Awaitable[int]],
         on_drain: Callable[[float], None],
+        on_floor: Callable[[float], None] = lambda floor: None,
     ) -> None:
-        """`on_cut` closes what matches and returns how many; `on_drain` starts the end within that many seconds."""
+        """`on_cut` closes what matches and returns how many; `on_drain` starts the end within that many seconds;
+        `on_floor` hears the highest wall time that the vault recorded."""
         self._frames = frames
         self._name = name
         self._clock = clock
         self._on_cut = on_cut
         self._on_drain = on_drain
+        self._on_floor = on_floor
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Opened | OpenRefused]] = {}
         self._keys: dict[str, bytes] = {}
@@ -183,7 +186,9 @@ class VaultLink:
         match message:
             case Snapshot():
                 await self._install(message)
-            case Heartbeat() | Welcome() | Leaf() | LeafRefused():
+            case Heartbeat():
+                self._on_floor(message.now_floor)
+            case Welcome() | Leaf() | LeafRefused():
                 pass
             case WorkerKey():
                 self._keys[message.worker] = message.key

@@ -355,6 +355,17 @@ async def test_a_body_that_needs_judging_is_never_streamed(bench: Bench) -> None
     assert not bench.vault.opened
 
 
+async def test_a_body_over_its_operations_bound_is_not_read(bench: Bench) -> None:
+    """What no operation may judge is refused by its announced length."""
+    body = b'{"order":"' + b"7" * (2 << 20) + b'"}'
+    large = await bench.link.open(
+        replace(refund(bench, b""), body=BodyPlan(kind="sha256", length=len(body), sha256=b"x" * 32)), b"{}"
+    )
+    assert refused(await drain(large)) == "body-not-judged"
+    assert not bench.vault.opened
+    assert bench.journal.names() == ["broker.refused"]
+
+
 def refund(bench: Bench, body: bytes) -> HandoffRequest:
     """A hand-off whose operation lies in its body."""
     return bench.request(
@@ -699,6 +710,7 @@ async def test_a_fault_in_a_kind_is_a_refusal_without_its_text(
     shown = capsys.readouterr().err + repr(bench.journal.events) + repr(answers)
     assert CANARY.decode() not in shown
     assert "RuntimeError" in shown
+    assert bench.journal.names() == ["broker.outcome"]
     assert bench.journal.named("broker.outcome")[0].fields["error"] == "internal-error"
 
 
