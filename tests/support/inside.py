@@ -1,4 +1,4 @@
-"""Runs inside `exeat run` for tests/support/entries.py: executes commands there, and passes connections to the proxy on.
+"""Runs inside `exeat run` for tests/support/entries.py: runs commands there, passes connections to the proxy.
 
     python inside.py FOLDER        FOLDER/commands: one JSON command a connection; FOLDER/proxy: bytes to the proxy
 
