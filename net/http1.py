@@ -686,11 +686,6 @@ class _Inbox:
         try:
             while True:
                 opening(bytes(buffer[:16]))
-                at = buffer.find(b"\n", seen)
-                while at >= 0:
-                    if at == 0 or buffer[at - 1] != 0x0D:
-                        raise HeadRefused(_reason_of(large), "a bare line feed in a head")
-                    at = buffer.find(b"\n", at + 1)
                 if not line_checked:
                     line_end = buffer.find(b"\r\n", max(seen - 1, 0))
                     if line_end >= 0:
@@ -699,6 +694,12 @@ class _Inbox:
                 end = buffer.find(b"\r\n\r\n", max(seen - 3, 0))
                 if end >= 0:
                     return bytes(buffer), end
+                # No end yet, so all of this is head (what follows a head is not looked at here).
+                at = buffer.find(b"\n", seen)
+                while at >= 0:
+                    if at == 0 or buffer[at - 1] != 0x0D:
+                        raise HeadRefused(_reason_of(large), "a bare line feed in a head")
+                    at = buffer.find(b"\n", at + 1)
                 if len(buffer) >= self.limits.head_bytes:
                     raise large
                 seen = len(buffer)
