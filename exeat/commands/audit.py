@@ -12,7 +12,7 @@ import typer
 from audit import verify as verifier
 from audit.search import Filter, explain_record, follow, search
 from broker.admin.client import AdminError
-from exeat.commands.common import ConfigOption, OutputOption, admin, explain, settings
+from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, print_json, printable, say
 from rules.reasons import REASONS
 

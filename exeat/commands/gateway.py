@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from broker.admin.client import AdminError
-from exeat.commands.common import ConfigOption, OutputOption, admin, explain, settings
+from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.output import Output, fail, note, print_json, say
 from exeat.settings import Settings
 from exeat.supervisor import StartRefused, Supervisor

@@ -11,7 +11,7 @@ import typer
 from broker.admin.client import AdminError
 from broker.vault.policies import ActivePolicy, PolicyRejected, load_policy
 from exeat.commands.audit import print_decision
-from exeat.commands.common import ConfigOption, OutputOption, admin, explain, settings
+from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.explain import NotExplained, explain_request
 from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, note, print_json, say
 from rules.schema import credentials_schema, json_schema

@@ -13,7 +13,7 @@ from broker.admin.client import AdminError
 from exeat import session
 from exeat.boundary import BoundaryRefused, Surroundings
 from exeat.commands import sandbox as options
-from exeat.commands.common import ConfigOption, explain, settings
+from exeat.commands.context import ConfigOption, explain, settings
 from exeat.commands.gateway import SharedUidOption
 from exeat.launch import BoundaryUnavailable
 from exeat.output import EXIT_USAGE, fail, note

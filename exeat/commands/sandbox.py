@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from broker.admin.client import AdminError
-from exeat.commands.common import ConfigOption, OutputOption, admin, explain, settings
+from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.environment import FORMATS, client_environment, render
 from exeat.output import EXIT_USAGE, Output, fail, note, print_json, print_table, say
 from exeat.settings import Settings

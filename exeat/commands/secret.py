@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from broker.admin.client import AdminError
-from exeat.commands.common import ConfigOption, OutputOption, admin, explain
+from exeat.commands.context import ConfigOption, OutputOption, admin, explain
 from exeat.output import EXIT_USAGE, Output, fail, print_json, print_table, say
 
 app = typer.Typer(help="Secrets in the embedded store.", no_args_is_help=True)

@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from broker.admin.client import AdminError
-from exeat.commands.common import ConfigOption, OutputOption, admin, explain, places
+from exeat.commands.context import ConfigOption, OutputOption, admin, explain, places
 from exeat.output import EXIT_USAGE, Output, fail, print_json, say
 from exeat.principals import uid_of
 from rules.schema import credentials_schema, json_schema

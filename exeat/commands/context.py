@@ -1,4 +1,4 @@
-"""What several commands share: the --config option, and the way to the running gateway."""
+"""How a command reaches its surroundings: the --config option, the settings, the running gateway."""
 
 from __future__ import annotations
 
