@@ -258,9 +258,9 @@ def test_no_secret_means_nothing_is_looked_at() -> None:
     assert scrubber.finish() == b""
 
 
-@pytest.mark.parametrize("escape", [b"\\u0041", b"%41"])
+@pytest.mark.parametrize("escape", [b"\\u0021", b"%21"])
 def test_an_escape_is_never_cut_in_two(escape: bytes) -> None:
     """Where one reading wants the end of an escape held, the whole escape is: the other readings stay in step."""
-    scrubber = Scrubber(Patterns([Guarded(value=b"0041xyzQW9rT-7")]))
+    scrubber = Scrubber(Patterns([Guarded(value=b"0021xyzQW9rT-7")]))
     assert scrubber.feed(b"a" + escape) == b"a"
-    assert scrubber.feed(b"!") == escape + b"!"
+    assert scrubber.feed(b" ") == escape + b" "
