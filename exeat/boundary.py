@@ -12,11 +12,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from exeat.environment import REMOVED_VARIABLES
+from exeat.environment import REMOVED_VARIABLES, node_preload
 from exeat.launch import Plan, ViewEntry, covered, system_view
 
 PROXY_PORT = 3128
 INSIDE = "/run/exeat"
+NODE_PRELOAD = f"{INSIDE}/node-proxy.cjs"
 HOME = "/home/sandbox"
 
 PASSED_VARIABLES = (
@@ -72,6 +73,7 @@ def plan_sandbox(
         ("tmpfs", f"mode=0700,uid={uid},gid={gid}", HOME),
         ("file", ca_pem, f"{INSIDE}/ca.pem"),
         ("file", bundle_pem, f"{INSIDE}/bundle.pem"),
+        ("file", node_preload(), NODE_PRELOAD),
     ]
     for folder in tool_folders(surroundings.environment.get("PATH", ""), surroundings.home):
         if not covered(folder, view):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -59,12 +60,23 @@ REMOVED_VARIABLES = ("SSL_CERT_DIR", "FTP_PROXY", "ftp_proxy", "RSYNC_PROXY", "G
 """Set elsewhere they would undo the rest: SSL_CERT_DIR replaces Go's directories, the others go round the proxy."""
 
 
+def node_preload() -> str:
+    """The script that makes Node versions without proxy variables of their own use them (`node_preload` below)."""
+    return files("exeat").joinpath("node_proxy.cjs").read_text("utf-8")
+
+
 def client_environment(
-    *, proxy_url: str, ca_file: str, bundle_file: str, java_trust_store: str | None = None
+    *,
+    proxy_url: str,
+    ca_file: str,
+    bundle_file: str,
+    java_trust_store: str | None = None,
+    node_preload: str | None = None,
 ) -> dict[str, str]:
     """Return the variables for clients inside a sandbox.
 
-    `proxy_url` is `http://[session:TOKEN@]host:port`; the files are paths as the sandbox sees them.
+    `proxy_url` is `http://[session:TOKEN@]host:port`; the files are paths as the sandbox sees them. `node_preload` is
+    named only where the file is sure to be there: Node does not start without it.
     """
     url = urlsplit(proxy_url)
     host, port = url.hostname or "127.0.0.1", url.port or 3128
@@ -93,6 +105,8 @@ def client_environment(
             f"-Djavax.net.ssl.trustStore={java_trust_store} -Djavax.net.ssl.trustStoreType=PKCS12 "
             "-Djavax.net.ssl.trustStorePassword=changeit"
         )
+    if node_preload:
+        variables["NODE_OPTIONS"] = f"--require={node_preload}"
     git = [
         ("http.proxy", proxy_url),
         ("http.sslCAInfo", bundle_file),

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from broker.admin.client import AdminClient, AdminError
-from exeat.boundary import INSIDE, PROXY_PORT, Surroundings, plan_sandbox
+from exeat.boundary import INSIDE, NODE_PRELOAD, PROXY_PORT, Surroundings, plan_sandbox
 from exeat.environment import client_environment
 from exeat.launch import Confined, launch
 from exeat.principals import uid_of_sandbox
@@ -141,6 +141,7 @@ async def sandbox(
             proxy_url=f"http://127.0.0.1:{PROXY_PORT}",
             ca_file=f"{INSIDE}/ca.pem",
             bundle_file=f"{INSIDE}/bundle.pem",
+            node_preload=NODE_PRELOAD,
         )
         plan = plan_sandbox(
             argv=argv,
