@@ -1,7 +1,7 @@
 """Smart HTTP for test origins: `git http-backend` (CGI, RFC 3875) behind tests/support/origins.py.
 
-    repository = make_repository(tmp_path / "o" / "r.git", {"README.md": "hello\\n"})
-    origin.on("/o/*", git_backend(tmp_path))
+repository = make_repository(tmp_path / "o" / "r.git", {"README.md": "hello\\n"})
+origin.on("/o/*", git_backend(tmp_path))
 """
 
 from __future__ import annotations
