@@ -4,6 +4,9 @@ The workload sees: the operating system read-only; the working directory; a home
 end with it; the tool folders that its PATH names; `/run/exeat` with the CA files. It does not see: the user's
 home and the credential files in it, the state and settings folders, control sockets, the session bus, other
 processes. Its environment is built from an allow list, because a variable is where people keep keys.
+
+A working directory that holds any of that is not shown, not even with the rest masked: who may write to a folder
+may also rename what lies in it, and put a policy of his own where ours is looked for.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exeat.environment import REMOVED_VARIABLES, node_preload
-from exeat.launch import Plan, ViewEntry, covered, system_view
+from exeat.launch import Plan, ViewEntry, covered, masks, system_view
 
 PROXY_PORT = 3128
 INSIDE = "/run/exeat"
@@ -32,6 +35,21 @@ _TOOL_FOLDERS = (
 """Folders of a home that hold programs and no keys. Only those that a PATH entry lies in are shown, read-only."""
 
 
+_CREDENTIALS = (
+    ".ssh .gnupg .aws .azure .kube .docker .netrc .git-credentials .npmrc .pypirc .pgpass .my.cnf .vault-token "
+    ".password-store .terraform.d .m2/settings.xml .gem/credentials .composer/auth.json .cargo/credentials.toml "
+    ".config/gcloud .config/gh .config/hub .config/git/credentials .config/op .config/rclone .config/containers "
+    ".config/google-chrome .config/chromium .mozilla .local/share/keyrings .local/share/kwalletd"
+).split()
+"""Where people's keys lie in a home: never shown, also not where a path asks for them."""
+
+
+_SHARED = ("/tmp", "/var/tmp", "/run")
+"""The sandbox has its own; the host's hold sockets of agents, displays and sessions."""
+_NEVER = ("/proc", "/sys", "/dev", "/run/user")
+"""Other processes, devices, session buses."""
+
+
 class BoundaryRefused(ValueError):
     """The caller asked for a view that would hand out what the boundary is for. str() names path and remedy."""
 
@@ -44,7 +62,7 @@ class Surroundings:
     home: str
     cwd: str
     hidden: tuple[str, ...]
-    """State, settings and run folders of this installation: never visible inside."""
+    """State, settings and run folders of this installation, its policy and its keys: never visible inside."""
 
 
 def plan_sandbox(
@@ -75,6 +93,9 @@ def plan_sandbox(
         ("file", bundle_pem, f"{INSIDE}/bundle.pem"),
         ("file", node_preload(), NODE_PRELOAD),
     ]
+    view += masks(surroundings.hidden, view)
+    if covered(surroundings.home, view) and not _is_program_folder(surroundings):
+        view.append(("tmpfs", "mode=0755", os.path.realpath(surroundings.home)))
     for folder in tool_folders(surroundings.environment.get("PATH", ""), surroundings.home):
         if not covered(folder, view):
             view.append(("ro", folder, folder))
@@ -83,14 +104,11 @@ def plan_sandbox(
             _check_visible(path, surroundings)
             view.append((mode, path, path))  # type: ignore[arg-type]  # a str of the two literals above
     cwd = surroundings.cwd
-    if not covered(cwd, view):
-        if _shows_hidden(cwd, surroundings):
-            cwd = HOME
-        else:
-            view.append(("rw", cwd, cwd))
-    for path in surroundings.hidden:
-        if covered(path, view):
-            view.append(("tmpfs", "mode=0000", path))
+    if _shows_hidden(cwd, surroundings) or _holds_credentials(cwd, surroundings.home) or _is_never_shown(cwd):
+        cwd = HOME if cwd not in _SHARED else cwd
+    elif not covered(cwd, view) or _within(cwd, "/opt"):
+        view.append(("rw", cwd, cwd))
+    view += masks(surroundings.hidden, view)
     return Plan(
         argv=tuple(argv),
         env=workload_environment(surroundings.environment, variables, cwd),
@@ -139,11 +157,40 @@ def _check_visible(path: str, surroundings: Surroundings) -> None:
         raise BoundaryRefused(f"{path}: does not exist")
     if _shows_hidden(path, surroundings):
         raise BoundaryRefused(f"{path}: holds the home folder or Exeat's own files; name the folder you need")
+    if _is_never_shown(path):
+        raise BoundaryRefused(f"{path}: the sandbox has its own; name the folder in it that you need")
+    if found := _holds_credentials(path, surroundings.home):
+        raise BoundaryRefused(f"{path}: shows {found}, where keys lie; name the folder you need, without it")
 
 
 def _shows_hidden(path: str, surroundings: Surroundings) -> bool:
     real = os.path.realpath(path)
-    protected = [os.path.realpath(entry) for entry in (surroundings.home, *surroundings.hidden)]
-    return any(entry == real or entry.startswith(real.rstrip("/") + "/") for entry in protected) or any(
-        real.startswith(os.path.realpath(entry) + "/") for entry in surroundings.hidden
-    )
+    if any(_within(os.path.realpath(entry), real) for entry in (surroundings.home, *surroundings.hidden)):
+        return True
+    return any(_within(real, os.path.realpath(entry)) for entry in surroundings.hidden)
+
+
+def _holds_credentials(path: str, home: str) -> str:
+    """The known place of keys that `path` lies in or holds, or an empty string."""
+    real = os.path.realpath(path)
+    for name in _CREDENTIALS:
+        place = os.path.join(home, name)
+        target = os.path.realpath(place)
+        if os.path.lexists(place) and (_within(real, target) or _within(target, real)):
+            return place
+    return ""
+
+
+def _is_never_shown(path: str) -> bool:
+    real = os.path.realpath(path)
+    return real in _SHARED or any(_within(real, folder) for folder in _NEVER)
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _is_program_folder(surroundings: Surroundings) -> bool:
+    """Some system users have /usr/sbin as their home; hiding it would take the system's programs away."""
+    entries = surroundings.environment.get("PATH", "").split(":")
+    return os.path.realpath(surroundings.home) in {os.path.realpath(entry) for entry in entries if entry}

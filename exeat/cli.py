@@ -21,6 +21,7 @@ app = typer.Typer(
 
 app.command("init")(setup.init)
 app.command("up")(gateway.up)
+app.command("serve")(gateway.serve)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("demo")(run.demo)
 app.command("env")(sandbox.env)

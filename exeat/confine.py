@@ -23,6 +23,7 @@ import fcntl
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import stat
@@ -61,9 +62,9 @@ def main() -> NoReturn:
     except (OSError, ConfineError) as error:
         _report_error(channel, str(error))
         os._exit(125)
-    channel.close()
-    _close_all_but([0, 1, 2])  # the peers of the program's channels must see their end when it ends
-    sys.exit(_wait_as_parent(child))
+    # Everything else is closed: the peers of the program's channels must see their end when it ends.
+    _close_all_but(sorted({0, 1, 2, channel.fileno()}))
+    sys.exit(_wait_as_parent(child, channel))
 
 
 def _prepare(plan: dict[str, Any], channel: socket.socket) -> int:
@@ -124,7 +125,7 @@ def _first_process(
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid clears it (prctl(2))
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.chdir(plan["cwd"])
+    _step(f"enter {plan['cwd']}", os.chdir, plan["cwd"])
     os.umask(plan["umask"])
     _install_filter()  # (6)
     if os.getuid() == 0 or (is_root and _effective_capabilities() != 0):
@@ -137,10 +138,10 @@ def _first_process(
     _close_all_but(keep)
     if not plan["reap"]:
         _exec(plan)
+    _prctl(_PR_SET_DUMPABLE, 0)  # before the fork, so that the program never finds this process open
     pid = os.fork()
     if pid == 0:
         _exec(plan)
-    _prctl(_PR_SET_DUMPABLE, 0)
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the terminal sends these to the program itself as well
     signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
@@ -357,17 +358,22 @@ def _exit_code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _wait_as_parent(child: int) -> int:
-    """Wait outside; a terminal's Ctrl-C reaches the program by itself, SIGTERM is passed on."""
+def _wait_as_parent(child: int, lifeline: socket.socket) -> int:
+    """Wait outside; a terminal's Ctrl-C reaches the program by itself, SIGTERM is passed on.
+
+    Whoever started us holds the other end of `lifeline`. When that closes, however they died, everything inside is
+    killed: no sandbox outlives the command that answers for it. (PR_SET_PDEATHSIG would watch only their thread.)
+    """
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
-    while True:
-        try:
-            _, status = os.waitpid(child, 0)
-        except InterruptedError:
-            continue
-        return _exit_code(status)
+    watched = select.poll()
+    watched.register(os.pidfd_open(child), select.POLLIN)
+    watched.register(lifeline.fileno(), select.POLLIN)
+    if any(descriptor == lifeline.fileno() for descriptor, _ in watched.poll()):
+        os.kill(child, signal.SIGKILL)  # not reaped yet, so the number is still this child's
+    _, status = os.waitpid(child, 0)
+    return _exit_code(status)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -61,7 +62,8 @@ def launch(plan: Plan, *, foreground: bool = False, capture: bool = False) -> Co
 
     `foreground` keeps standard input and the terminal; otherwise standard input is /dev/null. `capture` makes
     `process.stdout` a pipe with everything the program prints.
-    Raises BoundaryUnavailable where a step fails; nothing is left running then.
+    The program and everything it started are killed when this process ends, however it ends, or when it drops
+    `process`. Raises BoundaryUnavailable where a step fails; nothing is left running then.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
@@ -92,6 +94,7 @@ def launch(plan: Plan, *, foreground: bool = False, capture: bool = False) -> Co
                 listener.close()
             _stop(process)
             raise BoundaryUnavailable(_explain(str(reply.get("error", "the launcher ended"))))
+        weakref.finalize(process, os.close, ours.detach())  # the lifeline: see confine._wait_as_parent
         return Confined(process=process, listeners=listeners)
 
 
@@ -107,11 +110,22 @@ def system_view() -> list[ViewEntry]:
 
 
 def covered(path: str, view: Sequence[ViewEntry]) -> bool:
-    """Whether `path` is already visible through a bind mount of `view`."""
-    return any(
-        kind in ("ro", "rw") and (path == inside or path.startswith(inside.rstrip("/") + "/"))
-        for kind, _, inside in view
-    )
+    """Whether `path` is already visible through a bind mount of `view`; the last entry over it decides."""
+    over = [kind for kind, _, inside in view if path == inside or path.startswith(inside.rstrip("/") + "/")]
+    return bool(over) and over[-1] in ("ro", "rw")
+
+
+def masks(paths: Sequence[str], view: Sequence[ViewEntry]) -> list[ViewEntry]:
+    """Nothing, mounted over those of `paths` (folders or files) that `view` would show."""
+    made: list[ViewEntry] = []
+    for path in sorted({os.path.realpath(entry) for entry in paths}):
+        if path == "/" or not covered(path, [*view, *made]):
+            continue
+        if os.path.isdir(path):
+            made.append(("tmpfs", "mode=0000", path))
+        elif os.path.exists(path):
+            made.append(("ro", "/dev/null", path))
+    return made
 
 
 def interpreter_view(view: Sequence[ViewEntry]) -> list[ViewEntry]:
@@ -145,6 +159,8 @@ def _explain(step: str) -> str:
         )
     elif step.startswith("mount on /proc"):
         remedy = "; /proc is masked here (a container does that): run exeat on the host, or unmask /proc"
+    elif step.startswith("enter "):
+        remedy = "; the sandbox has a user of its own: let others enter that folder (chmod o+rx), or start elsewhere"
     elif step.startswith("protect"):
         remedy = "; Linux 5.12 or later is needed"
     return f"the boundary could not be built at step '{step}'{remedy}"

@@ -12,9 +12,9 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from broker.admin.client import AdminClient, AdminError
+from exeat.containers import publish_certificates
 from exeat.environment import client_environment
 from exeat.version import __version__
-from net.trust import system_bundle_pem
 
 if TYPE_CHECKING:
     from exeat.supervisor import Supervisor, _Set
@@ -190,11 +190,7 @@ async def _publish_certificates(supervisor: Supervisor) -> str:
     except AdminError as error:
         supervisor.refuse({"error": error.code, "detail": error.detail, "remedy": error.remedy})
     root_pem = str(answer["root_pem"])
-    for name, text in (("ca.pem", root_pem), ("bundle.pem", system_bundle_pem() + root_pem)):
-        temporary = settings.client_files / f".{name}"
-        temporary.write_text(text, encoding="ascii")
-        temporary.chmod(0o644)
-        temporary.replace(settings.client_files / name)
+    publish_certificates(root_pem, settings.client_files)
     return root_pem
 
 
@@ -206,4 +202,4 @@ def _proxy_url(supervisor: Supervisor) -> str:
 
 
 def _help_environment(supervisor: Supervisor) -> dict[str, str]:
-    return client_environment(proxy_url=_proxy_url(supervisor), ca_file="{ca}", bundle_file="{bundle}")
+    return client_environment(proxy_url="{proxy}", ca_file="{ca}", bundle_file="{bundle}")

@@ -33,6 +33,8 @@ _FAMILIES = (1, 2, 10, 16)
 
 _INET = (2, 10)
 _SOCK_RAW = 3
+_SOCK_PACKET = 10
+"""With AF_INET, the kernel still reads this one as a packet socket (packet(7))."""
 _TERMINAL_INJECTION = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX: typing into the operator's terminal."""
 
@@ -51,6 +53,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "open_tree": (428, 428),
     "move_mount": (429, 429),
     "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -138,10 +141,11 @@ def program(machine: str | None = None) -> bytes:
         *[(_JEQ, len(_FAMILIES) - index, 0, family) for index, family in enumerate(_FAMILIES)],
         (_RET, 0, 0, _ERRNO | errno.EAFNOSUPPORT),
         (_JEQ, 1, 0, _INET[0]),
-        (_JEQ, 0, 4, _INET[1]),
+        (_JEQ, 0, 5, _INET[1]),
         (_LD_W_ABS, 0, 0, _ARG1),
         (_AND, 0, 0, 0xF),
-        (_JEQ, 0, 1, _SOCK_RAW),
+        (_JEQ, 1, 0, _SOCK_RAW),
+        (_JEQ, 0, 1, _SOCK_PACKET),
         (_RET, 0, 0, _ERRNO | errno.EPERM),
         (_RET, 0, 0, _ALLOW),
     ]

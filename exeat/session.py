@@ -51,6 +51,8 @@ class Session:
     id: str
     role: str
     confined: Confined
+    cwd: str
+    """The working directory inside; another than the caller's where that one is not shown."""
     placeholders: Mapping[str, str] = field(default_factory=dict)
 
     async def wait(self) -> int:
@@ -58,12 +60,13 @@ class Session:
         loop = asyncio.get_running_loop()
         process = self.confined.process
         loop.add_signal_handler(signal.SIGINT, lambda: None)
-        loop.add_signal_handler(signal.SIGTERM, process.terminate)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, process.terminate)
         try:
             return await asyncio.to_thread(process.wait)
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
-            loop.remove_signal_handler(signal.SIGTERM)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.remove_signal_handler(number)
 
 
 @contextlib.asynccontextmanager
@@ -159,7 +162,7 @@ async def sandbox(
             link.listeners.add(
                 SandboxListener(sandbox=identifier, channel_key=str(answer["channel_key"]), socket=listener)
             )
-        yield Session(id=identifier, role=role, confined=confined, placeholders=placeholders)
+        yield Session(id=identifier, role=role, confined=confined, cwd=plan.cwd, placeholders=placeholders)
     finally:
         if confined is not None and confined.process.poll() is None:
             confined.process.kill()

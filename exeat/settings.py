@@ -71,6 +71,13 @@ class Settings:
         return self.run / "control.sock"
 
     @property
+    def private(self) -> tuple[Path, ...]:
+        """What no sandbox, worker or executor may see: state, log, sockets, settings, policy, credentials, keys."""
+        files = [self.credentials, self.passphrase_file, self.key_file and self.key_file.parent]
+        known = [self.state, self.log, self.run, self.file.parent, self.policy, *files]
+        return tuple(sorted({path for path in known if path is not None}))
+
+    @property
     def client_files(self) -> Path:
         """ca.pem and bundle.pem for sandboxes on this machine."""
         return self.run / "client"

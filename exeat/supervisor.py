@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from exeat.launch import BoundaryUnavailable, Plan, ViewEntry, interpreter_view, launch, system_view
+from exeat.launch import BoundaryUnavailable, Plan, ViewEntry, interpreter_view, launch, masks, system_view
 from exeat.principals import Kind, uid_of
 from exeat.settings import Settings
 
@@ -384,6 +384,7 @@ class Supervisor:
             view += self._wide_view(kind)
         else:
             view += [("tmpfs", "mode=1777", "/tmp"), ("tmpfs", "mode=0755", "/run"), *_resolver_view()]
+            view += masks([str(path) for path in self._settings.private], view)
         view += interpreter_view(view)
         uid = uid_of(kind) if self._root else os.getuid()
         gid = uid_of(kind) if self._root else os.getgid()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, cast, get_args
 
 import typer
 
 from broker.admin.client import AdminError
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
-from exeat.output import Output, fail, note, print_json, say
+from exeat.containers import Containers, ServeRefused, healthy
+from exeat.containers import serve as run_container
+from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, note, print_json, say
+from exeat.principals import CONTAINER_UIDS, Kind
 from exeat.settings import Settings
 from exeat.supervisor import StartRefused, Supervisor
 
@@ -57,6 +61,40 @@ async def _serve(supervisor: Supervisor, current: Settings) -> int:
     finally:
         note("stopping")
         await supervisor.stop()
+
+
+def serve(
+    kind: Annotated[str, typer.Argument(help="auditor, vault, executor or worker.")],
+    sockets: Annotated[Path, typer.Option("--sockets", help="Folder of the shared socket volumes.")] = Path(
+        "/run/exeat"
+    ),
+    digest_key: Annotated[
+        Path, typer.Option("--digest-key", help="File with 64 hex digits, the same for all four.")
+    ] = Path("/run/secrets/digest_key"),
+    uid: Annotated[
+        list[str] | None, typer.Option("--uid", help="kind=uid; repeatable (default: the image's 10001 to 10004).")
+    ] = None,
+    listen: Annotated[str, typer.Option("--listen", help="Where the worker listens.")] = "0.0.0.0:3128",
+    check: Annotated[bool, typer.Option("--check", help="Only say whether it answers (health check).")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Run one process of the gateway, for containers: compose.yaml shows how the four are joined."""
+    kinds = get_args(Kind)
+    if kind not in kinds:
+        fail(f"there is no process {kind!r}", remedy=f"known: {', '.join(kinds)}", code=EXIT_USAGE)
+    uids = dict(CONTAINER_UIDS)
+    for entry in uid or []:
+        name, _, number = entry.partition("=")
+        if name not in kinds or not number.isdigit():
+            fail(f"--uid {entry!r} is not kind=uid", code=EXIT_USAGE)
+        uids[cast("Kind", name)] = int(number)
+    layout = Containers(sockets=sockets, digest_key=digest_key, uids=uids, listen=listen)
+    if check:
+        raise SystemExit(0 if healthy(cast("Kind", kind), layout) else EXIT_NO)
+    try:
+        run_container(cast("Kind", kind), settings(config), layout)
+    except ServeRefused as error:
+        fail(str(error), remedy=error.remedy)
 
 
 def status(config: ConfigOption = None, output: OutputOption = Output.text) -> None:

@@ -101,6 +101,11 @@ async def _run(
                     f"exeat: sandbox {running.id} (role {wanted}, {how}); boundary proven: "
                     "own namespaces, loopback only, no route out, no capabilities"
                 )
+                if running.cwd != os.getcwd():
+                    note(
+                        f"exeat: {os.getcwd()} is not shown inside, because it holds your home, keys, or exeat's own "
+                        f"files; the command starts in {running.cwd} (start from a project folder, or use --rw)"
+                    )
                 return await running.wait()
     except AdminError as error:
         explain(error)
@@ -114,14 +119,11 @@ async def _run(
 
 def surroundings(current: Settings) -> Surroundings:
     """What the boundary must know of the caller and must hide of this installation."""
-    hidden = {current.state, current.log, current.run, current.file.parent}
-    if current.key_file is not None:
-        hidden.add(current.key_file.parent)
     return Surroundings(
         environment=dict(os.environ),
         home=os.path.expanduser("~"),
         cwd=os.getcwd(),
-        hidden=tuple(sorted(str(path) for path in hidden)),
+        hidden=tuple(str(path) for path in current.private),
     )
 
 

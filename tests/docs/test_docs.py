@@ -73,7 +73,7 @@ def test_every_yaml_block_loads_and_its_tests_pass(page: str, text: str) -> None
 
 
 def test_every_setting_is_documented() -> None:
-    """docs/settings.md has a row for each key of exeat.yaml, with a default that is the real one where it is a value."""
+    """docs/settings.md has a row for each key of exeat.yaml, and the defaults that it names are the real ones."""
     page = (ROOT / "docs/settings.md").read_text("utf-8")
     documented = set(re.findall(r"^\| `(\w+)` \|", page, re.M))
     derived = {"file", "key_file", "passphrase_file"}
