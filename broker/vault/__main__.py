@@ -80,6 +80,9 @@ async def _run(boot: Boot) -> None:
         for channel in boot.channels:
             await vault.adopt(socket.socket(fileno=channel.fd), channel.name, channel.kind)
         report(boot, {"ready": True})
+        if boot.report_fd is not None:
+            # Nothing can be read from it: it turns readable when the supervisor, who holds the other end, is gone.
+            loop.add_reader(boot.report_fd, vault.stop)
         try:
             await vault.run()
         finally:
