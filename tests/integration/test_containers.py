@@ -75,7 +75,9 @@ class Topology:
             {
                 "policy.yaml": POLICY.format(port=origin.port),
                 "credentials.yaml": CREDENTIALS,
-                "exeat.yaml": f"version: 1\nstate: {folder}/state\nlog: {folder}/log\nkey: {{file: keys/store.key}}\nadmins: [0]\n",
+                "exeat.yaml": (
+                    f"version: 1\nstate: {folder}/state\nlog: {folder}/log\nkey: {{file: keys/store.key}}\nadmins: [0]\n"
+                ),
             },
         )
         for path in (self.config / "keys", self.config / "keys/store.key", self.config / "credentials.yaml"):
@@ -172,8 +174,10 @@ def test_a_credentialed_call_works_across_containers(topology: tuple[Topology, O
         bundle_file=str(files / "bundle.pem"),
     )
     result = subprocess.run(
-        ["curl", "-sS", "-m", "20", "-H", f"Authorization: Bearer {box['env']['API_KEY']}"]
-        + [f"https://api.test:{origin.port}/v1/x"],
+        [
+            *("curl", "-sS", "-m", "20", "-H", f"Authorization: Bearer {box['env']['API_KEY']}"),
+            f"https://api.test:{origin.port}/v1/x",
+        ],
         env=environment | {"PATH": PATH},
         capture_output=True,
         text=True,
