@@ -37,8 +37,8 @@ def refusals_page() -> str:
     parts.append(
         "A refusal is `application/problem+json` (RFC 9457) with `Proxy-Status` (RFC 9209), or the shape that the\n"
         "client shows (git, npm, pip, OpenAI, Anthropic). `type` is `http://exeat.internal/reasons/CODE`, which\n"
-        "resolves inside the sandbox. The text is constant for each reason; nothing of the request is reflected. `retryable`\n"
-        "means that the same request can succeed later without anybody changing anything.\n\n"
+        "resolves inside the sandbox. The text is constant for each reason; nothing of the request is reflected.\n"
+        "`retryable` means that the same request can succeed later without anybody changing anything.\n\n"
         "| Reason | Status | Retryable | Meaning | What helps |\n|---|---|---|---|---|\n"
     )
     for code in sorted(REASONS):

@@ -76,7 +76,8 @@ class Topology:
                 "policy.yaml": POLICY.format(port=origin.port),
                 "credentials.yaml": CREDENTIALS,
                 "exeat.yaml": (
-                    f"version: 1\nstate: {folder}/state\nlog: {folder}/log\nkey: {{file: keys/store.key}}\nadmins: [0]\n"
+                    f"version: 1\nstate: {folder}/state\nlog: {folder}/log\nadmins: [0]\n"
+                    "key: {file: keys/store.key}\n"
                 ),
             },
         )
