@@ -128,6 +128,10 @@ class ByteStream(Protocol):
         """Call `callback` once when the stream breaks while nobody waits on it (peer reset). None clears it."""
         ...
 
+    def on_end(self, callback: Callable[[], None] | None) -> None:
+        """Call `callback` once when no more bytes will come, read or not. None clears it."""
+        ...
+
     def abort(self) -> None:
         """Drop everything at once (TCP reset where possible). Idempotent, never raises."""
         ...
@@ -175,6 +179,7 @@ class BufferedStream:
         self._timer: asyncio.TimerHandle | None = None
         self._held = False  # reading is paused
         self._on_broken: Callable[[], None] | None = None
+        self._on_end: Callable[[], None] | None = None
 
     # --- what a subclass calls ---
 
@@ -194,6 +199,9 @@ class BufferedStream:
     def _feed_eof(self) -> None:
         self._eof = True
         self._wake()
+        callback, self._on_end = self._on_end, None
+        if callback is not None:
+            callback()
 
     def _break(self, error: StreamBroken) -> None:
         if self._error is None:
@@ -296,6 +304,12 @@ class BufferedStream:
         self._on_broken = callback
         if callback is not None and self._error is not None:
             self._on_broken = None
+            callback()
+
+    def on_end(self, callback: Callable[[], None] | None) -> None:
+        self._on_end = callback
+        if callback is not None and self._eof:
+            self._on_end = None
             callback()
 
     def _stop_timer(self) -> None:

@@ -246,7 +246,28 @@ class TlsStream:
         self.inner.resume_reading()
 
     def on_broken(self, callback: Callable[[], None] | None) -> None:
+        """An end without close_notify is a break too: a client that was killed leaves nothing but a FIN."""
         self.inner.on_broken(callback)
+        self.inner.on_end(None if callback is None else lambda: self._ended_below(callback))
+
+    def on_end(self, callback: Callable[[], None] | None) -> None:
+        self.inner.on_end(callback)
+
+    def _ended_below(self, callback: Callable[[], None]) -> None:
+        """The transport ended: look whether the peer's close_notify is in what came. Bounded by its HIGH_WATER."""
+        try:
+            while chunk := self.inner.receive_nowait():
+                self._incoming.write(chunk)
+            while not self._eof and (data := self._decrypt(READ_SIZE)):
+                self._unread += data
+        except StreamBroken:
+            pass  # kept: the next receive() raises it
+        if self._eof:
+            return  # a half-closed request, whose answer is still awaited
+        self._inner_eof = True
+        self._fail(StreamBroken("truncated"))
+        self.inner.on_broken(None)
+        callback()
 
     # --- sending ---
 

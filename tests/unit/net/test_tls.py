@@ -173,3 +173,33 @@ async def test_nothing_is_decrypted_ahead_of_its_reader():
     while got < 400_000:
         got += len(await server.receive())
     await drained
+
+
+async def test_a_peer_that_is_killed_breaks_the_stream_while_nobody_reads():
+    """An end without close_notify calls on_broken at once: a silent answer to a dead client is given up."""
+    client, server = await both()
+    calls: list[str] = []
+    server.on_broken(lambda: calls.append("broken"))
+    client.write(b"the last words")
+    assert calls == []
+    await client.inner.send_eof()
+    assert calls == ["broken"]
+    assert await server.receive() == b"the last words"
+    with pytest.raises(StreamBroken) as broken:
+        await server.receive()
+    assert broken.value.kind == "truncated"
+
+
+async def test_a_half_close_is_no_break():
+    """close_notify and the end of the transport leave the answer's direction open: on_broken is not called."""
+    client, server = await both()
+    calls: list[str] = []
+    server.on_broken(lambda: calls.append("broken"))
+    client.write(b"request")
+    await client.send_eof()
+    await client.inner.send_eof()
+    assert calls == []
+    assert await server.receive() == b"request"
+    assert await server.receive() == b""
+    server.write(b"answer")
+    assert await client.receive() == b"answer"
