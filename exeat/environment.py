@@ -122,7 +122,10 @@ def client_environment(
 
 
 def render(variables: Mapping[str, str], format: Format) -> str:
-    """Return `variables` as text in `format`, sorted by name, with a final newline."""
+    """Return `variables` as text in `format`, sorted by name, with a final newline.
+
+    Raises ValueError for a value with a line break in the docker format, which cannot hold one.
+    """
     items = sorted(variables.items())
     match format:
         case "sh":
@@ -132,12 +135,26 @@ def render(variables: Mapping[str, str], format: Format) -> str:
         case "json":
             return json.dumps(dict(items), indent=2) + "\n"
         case "dotenv":
-            return "".join(f"{name}={json.dumps(value)}\n" for name, value in items)
+            return "".join(f"{name}={_dotenv(value)}\n" for name, value in items)
         case "docker":  # docker run --env-file: no quoting, one per line
+            for name, value in items:
+                if "\n" in value or "\r" in value:
+                    raise ValueError(f"{name} holds a line break, which a docker env file cannot")
             return "".join(f"{name}={value}\n" for name, value in items)
-        case "k8s":
-            return "".join(f"- name: {name}\n  value: {json.dumps(value)}\n" for name, value in items)
+        case "k8s":  # quoted names too: YAML reads YES as a boolean; $( would refer to another variable
+            return "".join(
+                f"- name: {json.dumps(name)}\n  value: {json.dumps(value.replace('$', '$$'))}\n"
+                for name, value in items
+            )
 
 
 def _fish(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _dotenv(value: str) -> str:
+    """Single quotes, which every reader takes literally; double ones only for what those cannot hold."""
+    if not any(character in value for character in "'\\\r\n"):
+        return f"'{value}'"
+    escaped = json.dumps(value, ensure_ascii=False)
+    return escaped.replace("$", "\\$")

@@ -89,7 +89,7 @@ async def gateway(
             await asyncio.to_thread(admin.status)
             running = True
     if running:
-        yield Gateway(settings=settings, admin=admin, listeners=_RemoteListeners(settings))
+        yield Gateway(settings=settings, admin=admin, listeners=RemoteListeners(settings))
         return
     supervisor = Supervisor(
         replace(settings, listen=listen), danger_shared_uid=danger_shared_uid, environment=os.environ, report=report
@@ -191,7 +191,7 @@ class _OwnListeners:
         self._supervisor.remove_listeners(sandbox)
 
 
-class _RemoteListeners:
+class RemoteListeners:
     """Speaks to another supervisor's control socket."""
 
     def __init__(self, settings: Settings) -> None:

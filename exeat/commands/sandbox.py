@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,10 @@ from broker.admin.client import AdminError
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.environment import FORMATS, client_environment, render
 from exeat.output import EXIT_USAGE, Output, fail, note, print_json, print_table, say
+from exeat.session import RemoteListeners
 from exeat.settings import Settings
+from exeat.supervisor import SandboxListener, StartRefused
+from rules.names import InvalidName, parse_authority
 
 app = typer.Typer(help="Sandboxes: create, list, show, end.", no_args_is_help=True)
 
@@ -80,17 +84,52 @@ def create(
     agent: AgentOption = "",
     task: TaskOption = "",
     attribute: AttributeOption = None,
+    address: Annotated[
+        str | None, typer.Option("--address", help="Its token counts only from this source address.")
+    ] = None,
+    port: Annotated[
+        str | None, typer.Option("--port", help="A listener of its own, ADDRESS:PORT, that it alone can reach.")
+    ] = None,
+    unix: Annotated[
+        Path | None, typer.Option("--unix", help="A Unix socket of its own at this path, that it alone can reach.")
+    ] = None,
     config: ConfigOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Create a sandbox. Its token is shown once and stored only as a hash."""
+    """Create a sandbox. Its token is shown once and stored only as a hash.
+
+    With --port or --unix the listener itself identifies it, and no token is needed there.
+    """
+    if sum(value is not None for value in (address, port, unix)) > 1:
+        fail("choose one of --address, --port and --unix", code=EXIT_USAGE)
+    current = settings(config)
     client = admin(config)
+    channel: dict[str, str] = {"kind": "shared"}
+    listener: socket.socket | None = None
+    if address is not None:
+        channel = {"kind": "address", "address": address}
+    elif port is not None or unix is not None:
+        channel = {"kind": "unix" if unix else "port"}
+        listener = own_listener(port, unix)
     try:
         answer = client.create_sandbox(
-            only_role(client, role), ttl=ttl, owner=owner, agent=agent, task=task, attributes=attributes(attribute)
+            only_role(client, role),
+            ttl=ttl,
+            owner=owner,
+            agent=agent,
+            task=task,
+            attributes=attributes(attribute),
+            channel=channel,
         )
+        if listener is not None:
+            RemoteListeners(current).add(
+                SandboxListener(sandbox=str(answer["id"]), channel_key=str(answer.pop("channel_key")), socket=listener)
+            )
     except AdminError as error:
         explain(error)
+    except StartRefused as error:
+        client.end_sandbox(str(answer["id"]))
+        fail(str(error), remedy=error.remedy)
     if output is Output.json:
         print_json(answer)
         return
@@ -98,6 +137,27 @@ def create(
     say(f"token    {answer['token']}   (shown once)")
     for name, value in sorted(answer.get("env", {}).items()):
         say(f"env      {name}={value}   (placeholder)")
+
+
+def own_listener(port: str | None, unix: Path | None) -> socket.socket:
+    """A listening socket at `port` (ADDRESS:PORT) or `unix`; exits with the cause when it cannot be made."""
+    try:
+        if unix is not None:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(str(unix.absolute()))
+            unix.chmod(0o666)  # who may reach it is decided by the folder, which only the sandbox should see
+        else:
+            host, number = parse_authority(str(port), None)
+            family = socket.AF_INET6 if ":" in host.text else socket.AF_INET
+            listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host.text, number))
+        listener.listen(1024)
+    except InvalidName:
+        fail(f"--port {port!r} is not ADDRESS:PORT with a numeric address", code=EXIT_USAGE)
+    except OSError as error:
+        fail(f"cannot listen at {unix or port}: {error.strerror}", remedy="choose another path or port")
+    return listener
 
 
 @app.command("list")
