@@ -98,11 +98,11 @@ def plan_sandbox(
         view.append(("tmpfs", "mode=0755", os.path.realpath(surroundings.home)))
     for folder in tool_folders(surroundings.environment.get("PATH", ""), surroundings.home):
         if not covered(folder, view):
-            view.append(("ro", folder, folder))
+            view.append(("ro", os.path.realpath(folder), folder))
     for mode, paths in (("ro", read_only), ("rw", read_write)):
         for path in paths:
             _check_visible(path, surroundings)
-            view.append((mode, path, path))  # type: ignore[arg-type]  # a str of the two literals above
+            view.append((mode, os.path.realpath(path), path))  # type: ignore[arg-type]  # one of the two literals
     cwd = surroundings.cwd
     if _shows_hidden(cwd, surroundings) or _holds_credentials(cwd, surroundings.home) or _is_never_shown(cwd):
         cwd = HOME if cwd not in _SHARED else cwd
@@ -151,7 +151,7 @@ def tool_folders(path_variable: str, home: str) -> list[str]:
 
 
 def _check_visible(path: str, surroundings: Surroundings) -> None:
-    if not os.path.isabs(path) or os.path.normpath(path) != path.rstrip("/"):
+    if not os.path.isabs(path) or os.path.normpath(path) != (path.rstrip("/") or "/"):
         raise BoundaryRefused(f"{path}: give an absolute path without dots")
     if not os.path.exists(path):
         raise BoundaryRefused(f"{path}: does not exist")

@@ -99,7 +99,8 @@ def parse_settings(text: str, file: Path, places: Places) -> Settings:
     try:
         document, marks = load(text, str(file))
     except YamlError as error:
-        raise SettingsError(str(error)) from None
+        fresh = "; 'exeat init' writes a fresh one" if error.problems[0].message.startswith("the file is") else ""
+        raise SettingsError(f"{error}{fresh}") from None
     if not isinstance(document, Mapping) or document.get("version") != 1:
         raise SettingsError(f"{file}: the settings are empty or lack 'version: 1'; 'exeat init' writes a fresh file")
     reader = _Reader(document, marks, file)
