@@ -9,7 +9,7 @@
   7 apply        the kind's injection: every known auth slot removed, then ours set
   8 continue     the worker may send a streamed body
   9 send         dial or reuse, verified TLS for the name, exchange; redirects are answers, never followed
- 10 shape        head allowlist, decoded, pruned, scrubbed as it streams
+ 10 shape        head allowlist, decoded, pruned, scrubbed as it streams; a WebSocket's messages likewise, both ways
  11 outcome      always recorded once 6 said yes; the material is dropped
 
 Before 6 nothing is dialled and no secret is here. Whatever is raised anywhere is a refusal or an aborted answer, and
@@ -22,7 +22,7 @@ import asyncio
 import base64
 import hmac
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final
 
@@ -38,6 +38,7 @@ from broker.vault.clock import Clock
 from broker.vault.records import Fields, attempt, who
 from broker.vault.secret import Secret
 from broker.vaultlink import ExecutorSnapshot, Vault, VaultUnavailable
+from broker.websocket import relay_credentialed
 from net.dial import DialError, DialTarget
 from net.exchange import ExchangeResult, OutgoingRequest, exchange
 from net.framing import FrameStream
@@ -311,9 +312,6 @@ class Executor:
                 raise _Refused(Refusal(reason="body-not-judged" if same else "policy-changing"), record)
             case Permit():
                 pass
-        if facts.upgrade is not None or decision.restrictions.websocket:
-            # Frames of a credentialed WebSocket would have to be scanned both ways (7.5): not built, so refused.
-            raise _Refused(Refusal(reason="websocket-refused", rule=decision.rule), record)
         said = (statement.rule, statement.operation, statement.credential)
         if same and said != (decision.rule, decision.operation, decision.credential or ""):
             raise _Refused(Refusal(reason="policy-changing"), {**record, "error": "verdicts-differ"})
@@ -398,6 +396,7 @@ class Executor:
             request_limit=permit.restrictions.request_bytes,
             response_limit=permit.restrictions.response_bytes,
             drop_trailers=True,
+            upgrade=facts.upgrade,
         )
         try:
             result = await exchange(  # 9, 10
@@ -411,8 +410,31 @@ class Executor:
         except BaseException:
             self._pool.discard(lease)
             raise
+        ended = _Ended.of(result, lease, dropped=dropped, kept=shaped and transform.kept)
+        if result.upgraded:
+            ended, hits = await self._messages(side, lease, patterns, permit, ended)
+            return ended, transform.hits + hits
         self._give_back(lease, result)
-        return _Ended.of(result, lease, dropped=dropped, kept=shaped and transform.kept), transform.hits
+        return ended, transform.hits
+
+    async def _messages(
+        self, side: HandoffSide, lease: Lease, patterns: Patterns, permit: Permit, ended: _Ended
+    ) -> tuple[_Ended, int]:
+        """10 for a WebSocket: its messages both ways, to the end. The connection is nobody else's afterwards."""
+        upstream = lease.connection.detach()
+        self._pool.detach(lease)
+        try:
+            result, hits = await relay_credentialed(side, upstream, patterns, permit.restrictions)
+        finally:
+            upstream.abort()
+        return replace(
+            ended,
+            error=result.error or "",
+            detail=result.detail,
+            bytes_up=ended.bytes_up + result.bytes_up,
+            bytes_down=ended.bytes_down + result.bytes_down,
+            completed=result.error is None,
+        ), hits
 
     def _give_back(self, lease: Lease, result: ExchangeResult) -> None:
         if result.completed and not result.error:
@@ -437,6 +459,9 @@ class Executor:
         if echoes:
             self._vault.echoed(Echo(id=opened.id, credential=opened.credential, hits=echoes))
         try:
+            if ended.error == "placeholder-misuse":  # in a message, after the intent: an alarm beside the outcome
+                alarm: Fields = {**record, **judged, "reason": ended.error, "place": "websocket"}
+                await self._journal.append(Event("placeholder.misused", alarm))
             fields: Fields = {**record, **judged, **ended.fields(), "redacted": echoes or None}
             await self._journal.append(Event("broker.outcome", fields))
         except AuditUnavailable as error:

@@ -23,6 +23,7 @@ from wire.handoff import (
     AnswerHead,
     FrameType,
     Refusal,
+    Upgraded,
     encode_answer,
     frame_type,
 )
@@ -104,6 +105,11 @@ class HandoffSide:
             if length == 0 or name.lower() != b"content-length"
         )
         self.head_sent = True
+        if head.status == 101:
+            # From here on the hand-off's body and data frames carry the upgraded connection's bytes.
+            self._ended, self._length = False, None
+            await self._send(Upgraded(headers=headers))
+            return
         await self._send(AnswerHead(status=head.status, reason=head.reason, headers=headers, length=length))
 
     async def send_data(self, data: bytes) -> None:

@@ -76,6 +76,9 @@ NEVER_RETURNED = HOP_BY_HOP | frozenset(
 )
 """Authority, challenges and orders to the client: removed whatever a list says."""
 
+WEBSOCKET_RESPONSE_HEADERS = frozenset({"sec-websocket-accept", "sec-websocket-protocol"})
+"""All that passes of a 101: the key's answer and the chosen subprotocol."""
+
 _OURS_UP = frozenset({"accept-encoding", "expect", "content-length", "transfer-encoding"})
 _RANGES = frozenset({"range", "if-range"})
 _BODY_SHAPE = frozenset(
@@ -102,6 +105,7 @@ def request_headers(headers: Pairs, restrictions: Restrictions, *, credentialed:
             name in nominated
             or name in NEVER_FORWARDED
             or name.startswith(NEVER_FORWARDED_PREFIXES)
+            or name == "sec-websocket-extensions"  # messages are read, so none is compressed (7.5)
             or (allowed is not None and name not in allowed and not (credentialed and name in AUTH_HEADERS))
             or (credentialed and name in _RANGES and not restrictions.download)
         )
@@ -122,7 +126,9 @@ def response_head(
     `body_changes`: the body is decoded or pruned, so fields that describe its old bytes go.
     """
     allowed = restrictions.response_headers
-    if allowed is None:
+    if head.status == 101:
+        allowed = WEBSOCKET_RESPONSE_HEADERS
+    elif allowed is None:
         allowed = BASE_RESPONSE_HEADERS
     nominated = connection_tokens(head.lower)
     _, hits = scrub_whole(head.reason.encode("latin-1"), patterns)

@@ -1,9 +1,10 @@
 """WebSocket without sockets (RFC 6455): the handshake check and a checker that walks frames without changing them.
 
-Map: `check_request`, `check_accept` (handshake); `FrameChecker` (one direction of frames).
+Map: `check_request`, `check_accept` (handshake); `FrameChecker` (one direction of frames); `MessageReader` (whole
+messages out of checked frames, for who must read them).
 
-Nothing is unmasked or decompressed: frames pass byte for byte, counted and bounded; what is not a legal frame from
-that side ends the connection (B078).
+`FrameChecker` unmasks and decompresses nothing: frames pass byte for byte, counted and bounded; what is not a legal
+frame from that side ends the connection (B078).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from dataclasses import dataclass, field
 
 from wire.heads import HeadRefused, RequestHead, ResponseHead, connection_tokens
 
@@ -180,3 +182,93 @@ class FrameChecker:
         self.frames += 1
         self._left = length
         return head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One whole frame. `head` holds the mask, if any; `payload` is unmasked."""
+
+    head: bytes
+    payload: bytes = field(repr=False)
+    mask: bytes = b""
+
+    @property
+    def opcode(self) -> int:
+        return self.head[0] & 0x0F
+
+    @property
+    def control(self) -> bool:
+        """Ping, pong or close: it may stand between the frames of a message."""
+        return bool(self.head[0] & _CONTROL_BIT)
+
+    @property
+    def final(self) -> bool:
+        return bool(self.head[0] & 0x80)
+
+    def encode(self, payload: bytes | None = None) -> bytes:
+        """The frame's bytes, with another payload of the same length where one is given."""
+        data = self.payload if payload is None else payload
+        if len(data) != len(self.payload):
+            raise ValueError("a payload of another length")
+        return self.head + (apply_mask(data, self.mask) if self.mask else data)
+
+
+class MessageReader:
+    """Puts the frames of one direction together: feed() returns units that are complete, in the order they ended.
+
+    A unit is one control frame, or all frames of one message. The bytes must have passed a FrameChecker, whose bounds
+    also bound what waits here: one message and one frame head.
+    """
+
+    __slots__ = ("_buffer", "_message")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._message: list[Frame] = []
+
+    def feed(self, data: bytes) -> list[tuple[Frame, ...]]:
+        """Take bytes in any split."""
+        self._buffer += data
+        units: list[tuple[Frame, ...]] = []
+        at = 0
+        while (frame := _whole_frame(self._buffer, at)) is not None:
+            at += len(frame.head) + len(frame.payload)
+            if frame.control:
+                units.append((frame,))
+                continue
+            self._message.append(frame)
+            if frame.final:
+                units.append(tuple(self._message))
+                self._message = []
+        del self._buffer[:at]
+        return units
+
+
+def _whole_frame(buffer: bytearray, at: int) -> Frame | None:
+    """The frame at `at`, or None while it is not all here."""
+    room = len(buffer) - at
+    if room < 2:
+        return None
+    second = buffer[at + 1]
+    size, head = second & 0x7F, 2
+    if size >= 126:
+        head = 4 if size == 126 else 10
+        if room < head:
+            return None
+        size = int.from_bytes(buffer[at + 2 : at + head])
+    masked = bool(second & 0x80)
+    head += 4 if masked else 0
+    if room < head + size:
+        return None
+    mask = bytes(buffer[at + head - 4 : at + head]) if masked else b""
+    payload = bytes(buffer[at + head : at + head + size])
+    return Frame(
+        head=bytes(buffer[at : at + head]), payload=apply_mask(payload, mask) if masked else payload, mask=mask
+    )
+
+
+def apply_mask(data: bytes, mask: bytes) -> bytes:
+    """`data` masked or unmasked by the four bytes `mask` (RFC 6455 5.3): as one number, which is fast in any length."""
+    size = len(data)
+    key = (mask * (size // 4 + 1))[:size]
+    return (int.from_bytes(data) ^ int.from_bytes(key)).to_bytes(size)

@@ -195,15 +195,14 @@ class BrokerLane:
         await connection.send_head(ResponseHead(101, "Switching Protocols", "1.1", headers), NO_BODY)
         await connection.flush()
         stream = connection.detach()
+        stream.read_timeout = None  # the executor bounds silence and length of life
         up = asyncio.ensure_future(_pump_up(stream, exchange))
         try:
-            while True:
-                piece = await exchange.receive()
-                if not isinstance(piece, AnswerData):
-                    break
+            while isinstance(piece := await exchange.receive(), AnswerData):
                 stream.write(piece.data)
                 await stream.drain()
-            await stream.close()
+            if isinstance(piece, AnswerEnd):
+                await stream.close()
         finally:
             up.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
