@@ -611,6 +611,8 @@ class Gate:
         """
         if self._open.pop(passage.request_id, None) is None:
             return
+        if outcome.status == 404 and not isinstance(passage, Tunnelled):
+            self._budgets.missed(passage.permit, passage.native)
         task = asyncio.ensure_future(self._finish(passage, outcome))
         self._finishing.add(task)
         task.add_done_callback(self._ended)

@@ -25,6 +25,10 @@ from rules.policy import HostPattern, Policy
 HOUR_SECONDS: Final = 3600.0
 
 
+REGISTRIES: Final = frozenset({"pypi", "npm"})
+"""Refusal shapes of package registries: services where a 404 means that a name was tried."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitTable:
     """The numbers, with units. Defaults are RULINGS 4.7, 5.6 and 9.2."""
@@ -46,6 +50,7 @@ class LimitTable:
     paths_per_host: int = 5000
     query_bytes_per_host: int = 256 * 1024
     read_upload_bytes: int = 1024 * 1024
+    missing_per_registry: int = 200
     tunnel_bytes: int = 1 << 30
     tunnel_seconds: float = 3600.0
     tunnel_idle_seconds: float = 300.0
@@ -130,6 +135,7 @@ class _Hour:
     query_bytes: dict[str, int] = field(default_factory=dict)
     names: dict[str, set[str]] = field(default_factory=dict)
     uploads: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
     frozen: set[str] = field(default_factory=set)
 
 
@@ -202,6 +208,17 @@ class Budgets:
 
     def _upload_bound(self, permit: Permit) -> int:
         return READ_UPLOADS.get(permit.operation.rpartition("/")[2], self._table.read_upload_bytes)
+
+    def missed(self, permit: Permit, native: str) -> None:
+        """A registry answered 404: made-up package names are words said to whoever runs it (RULINGS 4.7)."""
+        if native not in REGISTRIES:
+            return
+        hour = self._hour(permit.sandbox)
+        if hour is None:
+            return
+        count = hour.missing[permit.operation] = hour.missing.get(permit.operation, 0) + 1
+        if count >= self._table.missing_per_registry:
+            hour.frozen.add(permit.operation)
 
     def forget(self, tenant: str, sandbox: str) -> None:
         """The sandbox ended."""

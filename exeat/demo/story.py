@@ -106,7 +106,8 @@ async def _tell(
     danger_shared_uid: bool,
     unconfined: bool,
 ) -> None:
-    _headline("Starting auditor, vault, executor and worker as separate principals")
+    apart = "without separating them" if danger_shared_uid or unconfined else "as separate principals"
+    _headline(f"Starting auditor, vault, executor and worker, {apart}")
     async with session.gateway(
         settings,
         danger_shared_uid=danger_shared_uid or unconfined,

@@ -130,6 +130,20 @@ def test_distinct_paths_are_counted_per_host() -> None:
     assert told == [None, None, None, "limit-reached"]
 
 
+def test_names_that_a_registry_does_not_have_are_counted() -> None:
+    """Two misses freeze the operation for the hour; a 404 of anything but a registry says nothing."""
+    permit, facts = permitted("a.wild.test")
+    clock = ManualClock()
+    budgets = Budgets(LimitTable(missing_per_registry=2), clock)
+    budgets.missed(permit, "problem")
+    budgets.missed(permit, "pypi")
+    assert budgets.charge(RULES, permit, facts) is None
+    budgets.missed(permit, "pypi")
+    assert budgets.charge(RULES, permit, facts) == "limit-reached"
+    clock.advance(3600)
+    assert budgets.charge(RULES, permit, facts) is None
+
+
 def test_an_upload_reservation_is_bounded_and_given_back() -> None:
     """Bodies of unknown length take a quarter at most; what they did not use returns."""
     permit, _ = permitted("a.wild.test")
