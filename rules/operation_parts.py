@@ -77,10 +77,17 @@ def paths(node: Node) -> tuple[tuple[PathPattern, ...], tuple[str, ...]]:
     return tuple(patterns), next(iter(references))
 
 
-def effect(node: Node | None, methods: Sequence[str]) -> Effect:
+def effect(node: Node | None, methods: Sequence[str], websocket: Node | None = None) -> Effect:
+    """As written, else read for GET and HEAD alone and write for the rest; a WebSocket writes (RULINGS 7.5)."""
+    upgrades = websocket is not None and websocket.flag()
+    if websocket is not None and upgrades and tuple(methods) != ("GET",):
+        websocket.fail("a WebSocket is opened by GET alone (RFC 6455): methods: [GET]", on_key=True)
     if node is not None:
-        return cast("Effect", node.word(_EFFECTS))
-    return "read" if set(methods) <= {"GET", "HEAD"} else "write"
+        written = cast("Effect", node.word(_EFFECTS))
+        if upgrades and written in ("read", "disclose"):
+            node.fail("messages of a WebSocket are not judged: its effect is write, execute or mint")
+        return written
+    return "read" if set(methods) <= {"GET", "HEAD"} and not upgrades else "write"
 
 
 def query(node: Node | None) -> tuple[Mapping[str, tuple[str, ...] | None] | None, tuple[str, ...]]:

@@ -224,7 +224,7 @@ def _hand_rule(role: str, node: Node, around: Surroundings) -> Rule:
     query, _ = parts.query(fields.get("query"))
     op = Operation(
         id=f"{role}/{name}",
-        effect=parts.effect(fields.get("effect"), methods),
+        effect=parts.effect(fields.get("effect"), methods, fields.get("websocket")),
         hosts=hosts,
         port=port,
         scheme=scheme,

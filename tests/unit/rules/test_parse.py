@@ -78,6 +78,9 @@ BAD_RULES = [
     ("- {name: r, host: 10.0.0.5, methods: [GET], paths: [/a]}", "entry in destinations", "literals are declared"),
     ("- {name: r, host: 127.1, methods: [GET], paths: [/a]}", "quote this value", "a number"),
     ("- {name: r, host: exeat.internal, methods: [GET], paths: [/a]}", "decided before policy", "our own name"),
+    ("- {name: r, host: h.test, methods: [GET, POST], paths: [/a], websocket: true}", "by GET alone", "no other opens"),
+    ("- {name: r, host: h.test, methods: [GET], paths: [/a], websocket: true, effect: read}", "not judged", "7.5"),
+    ("- {name: r, host: h.test, methods: [GET], paths: [/a], websocket: 'yes'}", "true or false", "not a flag"),
     ("- {name: r, host: h.test, methods: [get], paths: [/a]}", "methods are upper case", "lower case"),
     ("- {name: r, host: h.test, methods: [TRACE], paths: [/a]}", "TRACE is never forwarded", "B113"),
     ("- {name: r, host: h.test, methods: ['*'], paths: [/a]}", "name each method", "no wildcard methods"),
@@ -350,3 +353,23 @@ def test_plain_attributes_are_valid() -> None:
     """A name, and a repository with its owner."""
     assert valid_attribute("acme")
     assert valid_attribute("acme/shop.js")
+
+
+def test_a_websocket_rule_writes_unless_it_says_more() -> None:
+    """What goes through a WebSocket is not judged, so a rule that permits one is never read (RULINGS 7.5)."""
+    text = dev(
+        """
+        - {name: plain, host: h.test, methods: [GET], paths: [/a]}
+        - {name: socket, host: h.test, methods: [GET], paths: [/b], websocket: true}
+        - {name: shell, host: h.test, methods: [GET], paths: [/c], websocket: true, effect: execute}
+        - {name: none, host: h.test, methods: [GET], paths: [/d], websocket: false}
+        """
+    )
+    rules = compile_policy(parse(text).document).roles["dev"].rules
+    found = {rule.id.partition("/")[2]: (op.effect, op.websocket) for rule in rules for op in rule.operations}
+    assert found == {
+        "plain": ("read", False),
+        "socket": ("write", True),
+        "shell": ("execute", True),
+        "none": ("read", False),
+    }
