@@ -1,4 +1,4 @@
-"""Passing sockets between processes: a SEQPACKET socket whose messages carry one stream socket each (SCM_RIGHTS).
+"""Passing sockets between processes: a SEQPACKET socket whose messages carry one socket each (SCM_RIGHTS).
 
 The worker makes a socket pair per hand-off and gives one end away, so that no path in any file system leads to an
 executor and one hand-off cannot touch another. Several executors may read the same end: each message goes to one.
@@ -27,12 +27,16 @@ class ChannelBroken(NetError):
 class FdChannel:
     """One end of a SEQPACKET socket. `send` and `receive` may run in two tasks; each is used by one at a time."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        """Take over `sock` (AF_UNIX, SOCK_SEQPACKET)."""
+    def __init__(self, sock: socket.socket, *, channels_too: bool = False) -> None:
+        """Take over `sock` (AF_UNIX, SOCK_SEQPACKET). What it carries are stream sockets.
+
+        `channels_too`: further SEQPACKET sockets may come as well (from the supervisor).
+        """
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
             raise ChannelBroken("the channel is not a SEQPACKET socket")
         sock.setblocking(False)
         self._sock = sock
+        self._kinds = {socket.SOCK_STREAM, socket.SOCK_SEQPACKET} if channels_too else {socket.SOCK_STREAM}
         self._closed = False
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -57,9 +61,10 @@ class FdChannel:
                 return
 
     async def receive(self) -> tuple[bytes, socket.socket] | None:
-        """Return the next message with its stream socket (close-on-exec), or None when the other side left.
+        """Return the next message with its socket (close-on-exec), or None when the other side left.
 
-        A message without exactly one stream socket is dropped with all it carried. Raises ChannelBroken once closed.
+        A message without exactly one socket of a permitted kind is dropped with all it carried.
+        Raises ChannelBroken once closed.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -73,7 +78,7 @@ class FdChannel:
                 return None
             if not message and not sockets:
                 return None
-            if whole and len(sockets) == 1 and sockets[0].type == socket.SOCK_STREAM:
+            if whole and len(sockets) == 1 and sockets[0].type in self._kinds:
                 sockets[0].setblocking(False)
                 return message, sockets[0]
             for stray in sockets:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from ssl import SSLContext
 from typing import Final, Protocol
 
-from net.contexts import ContextUnavailable
+from net.contexts import HTTP1_ONLY, ContextUnavailable
 from net.guard import Guard
 from net.http1 import ServerConnection
 from net.stream import DEFAULT_LIMITS, ByteStream, Limits, StreamBroken
@@ -30,6 +30,7 @@ from proxy.answers import refuse_with
 from proxy.gate import Admitted, Gate, Refuse
 from proxy.identity import Identified, NotIdentified, identify, same_identity
 from proxy.lanes.http1 import Http1Lane, Visit
+from proxy.lanes.mitm import MitmLane
 from proxy.lanes.tunnel import TunnelLane
 from proxy.limits import Connections, LimitTable, RefusalLeaves, RefusalPace, Slot
 from proxy.ports import Channel, Clock, Directory, DirectoryUnavailable, LiveKey, LiveSet
@@ -44,6 +45,9 @@ CHALLENGES: Final = 3
 
 ESTABLISHED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 """RFC 9110 9.3.6: an answer to CONNECT has no framing fields."""
+
+H2_RULE: Final = "h2"
+"""TunnelPermit.protocol where a rule says `protocol: h2`."""
 
 _ALERT: Final = {"handshake_failure": 40, "unrecognized_name": 112, "no_application_protocol": 120}
 
@@ -90,6 +94,7 @@ class FrontDoor:
         clock: Clock,
         lane: Http1Lane,
         tunnel_lane: TunnelLane,
+        mitm_lane: MitmLane,
         leaves: LeafContexts,
         refusal_leaves: LeafContexts,
         leaf_budget: RefusalLeaves,
@@ -105,6 +110,7 @@ class FrontDoor:
         self._clock = clock
         self._lane = lane
         self._tunnel_lane = tunnel_lane
+        self._mitm_lane = mitm_lane
         self._leaves = leaves
         self._refusal_leaves = refusal_leaves
         self._leaf_budget = leaf_budget
@@ -276,9 +282,14 @@ class FrontDoor:
             return
         hello = peeked.hello
         seen = replace(admitted.seen, sni=canonical_name(hello.sni))
-        wrong = wrong_hello(hello, facts, inspected=permit.inspected)
+        # The rule opens this lane; a client that does not offer HTTP/2 is served by the main one (decision 0007).
+        asked = permit.inspected and permit.protocol == H2_RULE and "h2" in hello.alpn
+        http2 = asked and self._mitm_lane.available(who)
+        wrong = wrong_hello(hello, facts, inspected=permit.inspected, http2=http2)
         if wrong is not None:
             reason, detail, alert = wrong
+            if asked and reason == "no-application-protocol":
+                detail = "the HTTP/2 adapter is not ready, or serves as many connections as it may"
             await self._refuse_connection(who.channel, who, reason, seen, detail=detail, tunnel=facts)
             await send_alert(stream, alert)
             return
@@ -286,8 +297,12 @@ class FrontDoor:
             stream.unread(peeked.initial)
             await self._tunnel_lane.run(stream, admitted, seen)
             return
-        tls = await self._handshake(stream, peeked, who, facts, seen)
+        tls = await self._handshake(stream, peeked, who, facts, seen, ("h2",) if http2 else HTTP1_ONLY)
         if tls is None:
+            return
+        if http2:
+            seen = replace(seen, lane="mitm")
+            await self._mitm_lane.run(tls, who=who, tunnel=facts, sni=hello.sni, seen=seen)
             return
         visit = Visit(
             who=who,
@@ -395,11 +410,17 @@ class FrontDoor:
             return None
 
     async def _handshake(
-        self, stream: ByteStream, peeked: _Hello, who: Identified, facts: TunnelFacts, seen: Seen
+        self,
+        stream: ByteStream,
+        peeked: _Hello,
+        who: Identified,
+        facts: TunnelFacts,
+        seen: Seen,
+        alpn: tuple[str, ...] = HTTP1_ONLY,
     ) -> TlsStream | None:
         """TLS with a leaf for the tunnel's host. None: it failed, was recorded, and the stream is closed."""
         try:
-            context = await self._leaves.get(facts.host, owner=(who.sandbox.tenant, who.sandbox.id))
+            context = await self._leaves.get(facts.host, alpn, owner=(who.sandbox.tenant, who.sandbox.id))
             return await server_side(stream, context, peeked.initial, self._table.handshake_seconds)
         except ContextUnavailable:
             await self._refuse_connection(
@@ -455,8 +476,13 @@ def connect_facts(head: RequestHead) -> TunnelFacts:
     return facts
 
 
-def wrong_hello(hello: ClientHello, facts: TunnelFacts, *, inspected: bool) -> tuple[str, str, str] | None:
-    """(reason, detail, alert) where this ClientHello may not go on in this tunnel, else None."""
+def wrong_hello(
+    hello: ClientHello, facts: TunnelFacts, *, inspected: bool, http2: bool = False
+) -> tuple[str, str, str] | None:
+    """(reason, detail, alert) where this ClientHello may not go on in this tunnel, else None.
+
+    `http2`: the tunnel goes to the HTTP/2 lane.
+    """
     if hello.sni is not None and canonical_name(hello.sni) != facts.host.text:
         return "sni-mismatch", "the TLS server name is not the tunnel's host", "unrecognized_name"
     if not inspected:
@@ -466,7 +492,7 @@ def wrong_hello(hello: ClientHello, facts: TunnelFacts, *, inspected: bool) -> t
         if hello.sni is None and not facts.host.is_literal:
             return "sni-mismatch", "an uninspected tunnel without a server name", "unrecognized_name"
         return None
-    if hello.alpn and "http/1.1" not in hello.alpn:
+    if hello.alpn and not http2 and "http/1.1" not in hello.alpn:
         return "no-application-protocol", "the client does not offer http/1.1", "no_application_protocol"
     return None
 

@@ -36,7 +36,7 @@ from net.framing import FrameStream
 from net.pool import Pool, PoolKey
 from net.process import BootError, complain, harden, quiet_hooks, read_boot
 from net.resolve import Lookups, Resolver, SystemResolver
-from net.stream import SocketStream, open_socket_stream, serve_streams
+from net.stream import DEFAULT_LIMITS, SocketStream, open_socket_stream, serve_streams
 from net.trust import TrustUnusable, system_bundle_pem
 from proxy.brokerlink import BrokerLink, SocketBrokerLink
 from proxy.clock import SystemClock
@@ -46,6 +46,7 @@ from proxy.gate import Gate
 from proxy.help import HelpHost, HelpTexts
 from proxy.lanes.handoff import BrokerLane
 from proxy.lanes.http1 import Http1Lane
+from proxy.lanes.mitm import MitmLane
 from proxy.lanes.tunnel import TunnelLane
 from proxy.limits import Budgets, Connections, LimitTable, RefusalLeaves, RefusalPace
 from proxy.liveset import Live
@@ -96,7 +97,8 @@ class Boot:
     executor_path: str | None = None
     listeners: tuple[Listener, ...] = ()
     listeners_fd: int | None = None
-    """SEQPACKET socket on which the supervisor passes more listeners: JSON {kind, sandbox, channel_key} and the fd."""
+    """SEQPACKET socket on which the supervisor passes more sockets, each with JSON: a listener of a sandbox as {kind:
+    "sandbox", sandbox, channel_key}, a channel to the HTTP/2 adapter as {kind: "adapter"}."""
     listen: str | None = None
     """`host:port` to bind a shared listener on, where nobody passes one (containers)."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -154,12 +156,16 @@ class Room:
         self.lane = Http1Lane(
             gate=self.gate, pool=self.pool, broker=broker, live=self.live, help_host=help_host, pace=pace
         )
+        self.mitm_lane = MitmLane(
+            lane=self.lane, random=ports.random, table=table, http_limits=DEFAULT_LIMITS, on_fault=on_fault
+        )
         self.front = FrontDoor(
             gate=self.gate,
             directory=directory,
             clock=ports.clock,
             lane=self.lane,
             tunnel_lane=TunnelLane(gate=self.gate, dialer=ports.dialer, live=self.live, table=table),
+            mitm_lane=self.mitm_lane,
             leaves=ports.leaves,
             refusal_leaves=ports.refusal_leaves,
             leaf_budget=self.leaf_budget,
@@ -205,6 +211,7 @@ class Room:
             async with asyncio.timeout(seconds):
                 await self.live.wait_for(lambda: self.live.count(_is_work) == 0)
         self.cut_all("shutting-down")
+        await self.mitm_lane.close()
         await self.gate.settled(SETTLE_SECONDS)
         await self.gate.abandon("shutting-down")
         await self.pool.close()
@@ -353,13 +360,18 @@ class Worker:
         self._servers[await serve_streams(sock, accepted, on_fault=_fault)] = listener.sandbox
 
     async def _take_listeners(self, fd: int) -> None:
-        """Listeners out of sandboxes' own namespaces, passed by the supervisor (RULINGS 11.9)."""
-        passed = FdChannel(_inherited(fd))
+        """Listeners out of sandboxes' own namespaces, passed by the supervisor (RULINGS 11.9), and the adapter."""
+        passed = FdChannel(_inherited(fd), channels_too=True)
         with contextlib.suppress(ChannelBroken):
             while (taken := await passed.receive()) is not None:
                 message, sock = taken
                 try:
                     said = json.loads(message)
+                    if (sock.type == socket.SOCK_SEQPACKET) != (said["kind"] == "adapter"):
+                        raise ValueError("a socket of another kind than said")
+                    if said["kind"] == "adapter":
+                        self._room.mitm_lane.attach(sock)
+                        continue
                     listener = Listener(
                         fd=-1,
                         kind="sandbox",
@@ -370,7 +382,7 @@ class Worker:
                     sock.setblocking(False)
                     await self._listen(sock, listener)
                 except Exception as error:
-                    complain(PROCESS, "a passed listener was not usable", error)
+                    complain(PROCESS, "a passed socket was not usable", error)
                     sock.close()
 
     def _tell_ready(self) -> None:
