@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from broker.admin.client import AdminClient, AdminError
 from exeat.environment import client_environment
-from exeat.principals import Kind
+from exeat.principals import ContainerKind
 from exeat.settings import Settings
 from exeat.version import __version__
 from net.trust import system_bundle_pem
@@ -48,7 +48,7 @@ class Containers:
 
     sockets: Path
     digest_key: Path
-    uids: Mapping[Kind, int]
+    uids: Mapping[ContainerKind, int]
     listen: str
 
     def socket(self, kind: str) -> Path:
@@ -67,7 +67,7 @@ class Containers:
         return self.sockets / "client"
 
 
-def serve(kind: Kind, settings: Settings, layout: Containers) -> NoReturn:
+def serve(kind: ContainerKind, settings: Settings, layout: Containers) -> NoReturn:
     """Become the process `kind`. Raises ServeRefused when what it needs does not appear."""
     expected = layout.uids[kind]
     if os.geteuid() != expected:
@@ -94,7 +94,7 @@ def serve(kind: Kind, settings: Settings, layout: Containers) -> NoReturn:
             _become("proxy.worker", _worker(layout, digest_key))
 
 
-def healthy(kind: Kind, layout: Containers) -> bool:
+def healthy(kind: ContainerKind, layout: Containers) -> bool:
     """Whether the process answers where it should; for a container's health check."""
     try:
         if kind == "worker":

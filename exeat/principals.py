@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-Kind = Literal["auditor", "vault", "executor", "worker"]
+ContainerKind = Literal["auditor", "vault", "executor", "worker"]
+"""What has a container of its own; the HTTP/2 adapter exists under a supervisor only."""
+Kind = ContainerKind | Literal["adapter"]
 
 BASE_UID = 1_879_100_000
 """Above the ranges that distributions and systemd hand out (uids.systemd.io: containers end at 1,879,048,191)."""
 
-CONTAINER_UIDS: dict[Kind, int] = {"auditor": 10001, "vault": 10002, "executor": 10003, "worker": 10004}
+CONTAINER_UIDS: dict[ContainerKind, int] = {"auditor": 10001, "vault": 10002, "executor": 10003, "worker": 10004}
 """The users of the image; below 65,536 so that containers with a user namespace have them too."""
 
-_OFFSET: dict[Kind, int] = {"auditor": 1, "vault": 2, "executor": 3, "worker": 4}
+_OFFSET: dict[Kind, int] = {"auditor": 1, "vault": 2, "executor": 3, "worker": 4, "adapter": 5}
 _SANDBOXES = 10_000
 _SANDBOX_SLOTS = 50_000
 

@@ -7,6 +7,7 @@ force). All channels are socket pairs made here; after a start the supervisor ke
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from typing import TYPE_CHECKING, Any
@@ -165,6 +166,35 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
     for name, descriptor in waiting:
         if not await _is_ready(descriptor):
             supervisor.refuse({"error": "not-ready", "detail": f"{name} did not start", "remedy": "see its message"})
+    if started.adapter_wanted:
+        # One that does not come up is no reason to keep everything closed: HTTP/2 alone is not served.
+        await start_adapter(supervisor, started)
+
+
+async def start_adapter(supervisor: Supervisor, started: _Set) -> None:
+    """Start the HTTP/2 adapter and give each worker its channel to it, once its self-test passed.
+
+    Where that does not happen in time it is killed; the supervisor sees that it ended.
+    """
+    pairs = _Pairs()
+    ready_read, ready_write = os.pipe()
+    try:
+        channels = [pairs.packets() for _ in started.listener_channels]
+        theirs = [pair[1] for pair in channels]
+        boot = {"name": "adapter-0", "channel_fds": theirs, "ready_fd": ready_write}
+        child = supervisor.spawn("adapter", 0, "proxy.mitm_process", boot, [ready_write, *theirs])
+        os.close(ready_write)
+        ready_write = -1
+        if not await _is_ready(ready_read):
+            child.process.kill()
+            return
+        for worker, (ours, _) in zip(started.listener_channels, channels, strict=True):
+            with contextlib.suppress(OSError):  # a worker that is going down; all restart then
+                socket.send_fds(worker, [b'{"kind": "adapter"}'], [ours])
+    finally:
+        if ready_write >= 0:
+            os.close(ready_write)
+        pairs.close()
 
 
 async def _is_ready(descriptor: int) -> bool:

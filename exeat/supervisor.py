@@ -4,11 +4,13 @@
     vault    <- control - executors, workers                         (stream socket pairs)
     executor <- hand-off - workers                                   (sequenced packets carrying socket pairs)
     worker   <- listeners - supervisor                               (sequenced packets carrying listeners)
+    adapter  <- client connections, requests -> worker               (sequenced packets carrying socket pairs)
 
 One state folder, one supervisor: an exclusive lock and a plain bind come first, because a second start with
 SO_REUSEPORT would silently share the port (RULINGS 9.4). When one process dies, all are ended and started again
 together on fresh channels: no half-alive set ever serves (docs/decisions/0006). While they are down nothing
-passes, since workers are the only way out.
+passes, since workers are the only way out. The HTTP/2 adapter is apart: it is started when a rule needs it, and when it
+ends it alone is started again; a client that makes it fall takes nobody else along (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -76,32 +78,46 @@ class _Set:
 
     children: list[Child] = field(default_factory=list)
     listener_channels: list[socket.socket] = field(default_factory=list)
+    adapter_wanted: bool = False
+    """The vault said that a rule needs HTTP/2."""
+    adapter_starting: asyncio.Task[None] | None = None
     _following: asyncio.Task[None] | None = None
 
     async def follow(self, descriptor: int, seconds: float) -> Mapping[str, Any]:
-        """Read the vault's report pipe: return its first line, then kill whatever it reports as lost."""
+        """Read the vault's report pipe: return whether it is ready, then do what it reports."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb"))
         try:
-            first = json.loads(await asyncio.wait_for(reader.readline(), seconds))
+            async with asyncio.timeout(seconds):
+                while self._noted(first := json.loads(await reader.readline())):
+                    pass
         except (ValueError, TimeoutError):
             first = {"error": "not-ready", "detail": "the vault did not start", "remedy": "see its message above"}
-        self._following = loop.create_task(self._kill_lost(reader))
+        self._following = loop.create_task(self._keep_following(reader))
         return first if isinstance(first, dict) else {}
 
-    async def _kill_lost(self, reader: asyncio.StreamReader) -> None:
+    async def _keep_following(self, reader: asyncio.StreamReader) -> None:
         """A process that did not acknowledge a tightening in time is killed (RULINGS 9.5); all restart then."""
         while line := await reader.readline():
             with contextlib.suppress(ValueError, AttributeError):
-                name = json.loads(line).get("lost")
+                said = json.loads(line)
+                if self._noted(said):
+                    continue
                 for child in self.children:
-                    if child.name == name and child.process.poll() is None:
+                    if child.name == said.get("lost") and child.process.poll() is None:
                         child.process.kill()
 
+    def _noted(self, said: Any) -> bool:
+        if said != {"adapter": True}:
+            return False
+        self.adapter_wanted = True
+        return True
+
     def stop_following(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
+        for task in (self._following, self.adapter_starting):
+            if task is not None:
+                task.cancel()
 
 
 class Supervisor:
@@ -129,6 +145,7 @@ class Supervisor:
         self._set: _Set | None = None
         self._stopping = False
         self._restarts: list[float] = []
+        self._adapter_starts: list[float] = []
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -150,7 +167,13 @@ class Supervisor:
         while not self._stopping:
             dead = next((child for child in self._children() if child.process.poll() is not None), None)
             if dead is None:
+                self._tend_adapter(loop.time())
                 await asyncio.sleep(0.1)
+                continue
+            if dead.kind == "adapter":
+                assert self._set is not None
+                self._set.children.remove(dead)
+                self._report(f"{dead.name} ended (exit {dead.process.returncode}); no HTTP/2 until it is back")
                 continue
             now = loop.time()
             self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW_SECONDS] + [now]
@@ -165,6 +188,21 @@ class Supervisor:
                 self._report(f"cannot restart: {error}")
                 return 1
         return 0
+
+    def _tend_adapter(self, now: float) -> None:
+        """Start the HTTP/2 adapter where it is wanted and not there; after MAX_RESTARTS in a minute, a pause."""
+        current = self._set
+        if current is None or not current.adapter_wanted:
+            return
+        starting = current.adapter_starting
+        if (starting is not None and not starting.done()) or any(one.kind == "adapter" for one in current.children):
+            return
+        self._adapter_starts = [at for at in self._adapter_starts if now - at < RESTART_WINDOW_SECONDS]
+        if len(self._adapter_starts) < MAX_RESTARTS:
+            from exeat.processes import start_adapter
+
+            self._adapter_starts.append(now)
+            current.adapter_starting = asyncio.get_running_loop().create_task(start_adapter(self, current))
 
     def request_stop(self) -> None:
         self._stopping = True
@@ -338,7 +376,8 @@ class Supervisor:
         current, self._set = self._set, None
         if current is None:
             return
-        order: tuple[Kind, ...] = ("worker", "executor", "vault", "auditor")
+        current.stop_following()
+        order: tuple[Kind, ...] = ("worker", "adapter", "executor", "vault", "auditor")
         for kind in order:
             group = [child for child in current.children if child.kind == kind]
             for child in group:
@@ -352,7 +391,6 @@ class Supervisor:
                     self._report(f"{child.name} did not stop in time; killed")
                     child.process.kill()
                     child.process.wait()
-        current.stop_following()
         for channel in current.listener_channels:
             channel.close()
 
@@ -364,7 +402,7 @@ class Supervisor:
             os.lseek(descriptor, 0, os.SEEK_SET)
             argv = (sys.executable, "-I", "-m", module, str(descriptor))
             keep = (descriptor, *fds)
-            confined = kind in ("worker", "executor") and not self._danger_shared_uid
+            confined = kind in ("worker", "executor", "adapter") and not self._danger_shared_uid
             if self._root or confined:
                 process = self._spawn_confined(kind, argv, keep)
             else:
@@ -396,8 +434,8 @@ class Supervisor:
             uid=uid,
             gid=gid,
             hostname=f"exeat-{kind}",
-            network=False,
-            isolate=kind in ("worker", "executor"),
+            network=kind == "adapter",  # all it needs are the sockets it is given
+            isolate=kind in ("worker", "executor", "adapter"),
             pass_fds=keep,
         )
         try:

@@ -72,8 +72,9 @@ class Boot:
     max_ttl: int = 7 * 24 * 3600
     acknowledge_within: float = 2.0
     report_fd: int | None = None
-    """A pipe to the supervisor, one JSON object per line: first {"ready": true} once the admin API serves, or
-    {"error", "detail", "remedy"} and the end; later {"lost": name} for a process that must be killed because it did
+    """A pipe to the supervisor, one JSON object per line: {"ready": true} once the admin API serves, or
+    {"error", "detail", "remedy"} and the end; {"adapter": true}, before or after, when a rule needs HTTP/2;
+    later {"lost": name} for a process that must be killed because it did
     not acknowledge a change (RULINGS 9.5)."""
 
 

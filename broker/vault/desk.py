@@ -76,8 +76,12 @@ class Desk:
         clock: Clock,
         thread: Executor,
         on_lost: Callable[[str], None],
+        on_policy: Callable[[ActivePolicy], None],
     ) -> None:
-        """`thread` runs everything that touches the database or the store, one thing at a time."""
+        """`on_policy` hears of each policy once it is in force.
+
+        `thread` runs everything that touches the database or the store, one thing at a time.
+        """
         self._settings = settings
         self._state = state
         self._store = store
@@ -89,6 +93,7 @@ class Desk:
         self._clock = clock
         self._thread = thread
         self._on_lost = on_lost
+        self._on_policy = on_policy
         self._turn = asyncio.Lock()
         self._policy: ActivePolicy | None = None
         self.rejection: Rejection | None = None
@@ -105,6 +110,7 @@ class Desk:
         active = await self._blocking(self._load)
         await self._journal.append(Event("policy.loaded", self._policy_fields(active)), durable=True)
         self._policy = active
+        self._on_policy(active)
         return active
 
     async def reload(self, actor: str) -> tuple[ActivePolicy, bool, tuple[str, ...]]:
@@ -132,6 +138,7 @@ class Desk:
                 loaded["policy_before"] = before.digest
             await self._journal.append(Event("policy.loaded", loaded), durable=True)
             self._policy, self.rejection = fresh, None
+            self._on_policy(fresh)
             late = await self._publish()
             if before is None or before.digest != fresh.digest:
                 late += await self._cut("policy", "", fresh.digest)

@@ -1,4 +1,4 @@
-"""One line of JSON at a time to the supervisor: ready, refused, or who is lost (see Boot.report_fd)."""
+"""One line of JSON at a time to the supervisor: ready, refused, adapter needed, who is lost (see Boot.report_fd)."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from broker.vault.fleet import Fleet
 from broker.vault.leaves import LeafOffice
 from broker.vault.ledger import ECHO_LIMIT, Ledger
 from broker.vault.open import Opener
+from broker.vault.policies import ActivePolicy
 from broker.vault.report import report
 from broker.vault.sandboxes import SandboxTable
 from broker.vault.session import Call, Session
@@ -102,6 +103,7 @@ class Vault:
             clock=clock,
             thread=self._thread,
             on_lost=self._on_lost,
+            on_policy=self._on_policy,
         )
         self.opener = Opener(
             clock=clock,
@@ -216,6 +218,11 @@ class Vault:
         self.lost.append(name)
         report(self.boot, {"lost": name})
         self.spawn(self._record_lost(name))
+
+    def _on_policy(self, active: ActivePolicy) -> None:
+        """A rule that needs the HTTP/2 adapter: the supervisor starts it where it does not run (RULINGS 4.5)."""
+        if any(rule.protocol == "h2" for role in active.policy.roles.values() for rule in role.rules):
+            report(self.boot, {"adapter": True})
 
     async def _record_lost(self, name: str) -> None:
         await self.journal.append(Event("process.lost", {"instance": name, "reason": "unacknowledged"}))

@@ -15,7 +15,7 @@ from exeat.commands.context import ConfigOption, OutputOption, admin, explain, s
 from exeat.containers import Containers, ServeRefused, healthy
 from exeat.containers import serve as run_container
 from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, note, print_json, say
-from exeat.principals import CONTAINER_UIDS, Kind
+from exeat.principals import CONTAINER_UIDS, ContainerKind
 from exeat.settings import Settings
 from exeat.supervisor import StartRefused, Supervisor
 
@@ -79,7 +79,7 @@ def serve(
     config: ConfigOption = None,
 ) -> None:
     """Run one process of the gateway, for containers: compose.yaml shows how the four are joined."""
-    kinds = get_args(Kind)
+    kinds = get_args(ContainerKind)
     if kind not in kinds:
         fail(f"there is no process {kind!r}", remedy=f"known: {', '.join(kinds)}", code=EXIT_USAGE)
     uids = dict(CONTAINER_UIDS)
@@ -87,12 +87,12 @@ def serve(
         name, _, number = entry.partition("=")
         if name not in kinds or not number.isdigit():
             fail(f"--uid {entry!r} is not kind=uid", code=EXIT_USAGE)
-        uids[cast("Kind", name)] = int(number)
+        uids[cast("ContainerKind", name)] = int(number)
     layout = Containers(sockets=sockets, digest_key=digest_key, uids=uids, listen=listen)
     if check:
-        raise SystemExit(0 if healthy(cast("Kind", kind), layout) else EXIT_NO)
+        raise SystemExit(0 if healthy(cast("ContainerKind", kind), layout) else EXIT_NO)
     try:
-        run_container(cast("Kind", kind), settings(config), layout)
+        run_container(cast("ContainerKind", kind), settings(config), layout)
     except ServeRefused as error:
         fail(str(error), remedy=error.remedy)
 
