@@ -7,10 +7,11 @@ kernel (docs/decisions/0004). It imports nothing of ours but the filter, and not
 
 The procedure, tagged below:
 
- (1) own user namespace where we are not root; then mount, PID, IPC, UTS and, for sandboxes, network namespaces
+ (1) own user namespace where we are not root (as root: in step 4); then mount, PID, IPC, UTS and, for sandboxes,
+     network namespaces
  (2) loopback up; listening sockets made inside and passed out: the only way out of the sandbox
  (3) in the first process of the new PID namespace: a root of our own on tmpfs, bind mounts, /proc, /dev; pivot
- (4) as root: become the given unprivileged uid and gid for good
+ (4) as root: a user namespace that maps the given unprivileged uid and gid alone; become them for good
  (5) every capability dropped, also from the bounding set; no_new_privs; no core files
  (6) the system-call filter (exeat/seccomp.py)
  (7) inherited descriptors closed; the program started; the first process reaps and passes the exit code on
@@ -94,27 +95,50 @@ def _prepare(plan: dict[str, Any], channel: socket.socket) -> int:
             _step(f"listener {host}:{port}", listener.bind, (host, port))
             listener.listen(1024)
             listeners.append(listener)
+    own_users = is_root and plan["isolate"]
+    asks, answers = (os.pipe(), os.pipe()) if own_users else (None, None)
+    outside = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # the view changes for this process too
     pid = os.fork()
     if pid == 0:
         try:
-            _first_process(plan, channel, listeners, is_root)
+            _first_process(plan, channel, listeners, is_root, (asks[1], answers[0]) if asks and answers else None)
         except BaseException as error:
             _report_error(channel, f"{error}" if isinstance(error, OSError | ConfineError) else type(error).__name__)
             os._exit(125)
     for listener in listeners:
         listener.close()
+    if asks and answers:
+        os.close(asks[1])
+        if os.read(asks[0], 1):  # nothing, where the first process failed: it has said why
+            for name in ("uid", "gid"):
+                number = plan[name]
+                target = os.open(f"{pid}/{name}_map", os.O_WRONLY, dir_fd=outside)
+                _step(f"{name} map", os.write, target, f"{number} {number} 1".encode())
+            os.write(answers[1], b"1")
     return pid
 
 
 def _first_process(
-    plan: dict[str, Any], channel: socket.socket, listeners: list[socket.socket], is_root: bool
+    plan: dict[str, Any],
+    channel: socket.socket,
+    listeners: list[socket.socket],
+    is_root: bool,
+    mapping: tuple[int, int] | None,
 ) -> NoReturn:
+    """Steps (3) to (7). `mapping`: pipe ends to ask for and be told of the id maps of a new user namespace."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if plan["isolate"]:
         socket.sethostname(plan["hostname"])
     _build_view(plan)  # (3)
     if is_root:
         os.setgroups([])  # (4)
+        if mapping is not None:
+            # Whatever privilege the program might regain then counts in a namespace that owns nothing.
+            _step("user namespace", os.unshare, os.CLONE_NEWUSER)
+            os.write(mapping[0], b"1")
+            os.close(mapping[0])
+            if not os.read(mapping[1], 1):
+                raise ConfineError("user namespace: its ids were not mapped")
         # Bounding capabilities can be dropped only while CAP_SETPCAP is still held.
         _drop_bounding_set()
         os.setresgid(plan["gid"], plan["gid"], plan["gid"])

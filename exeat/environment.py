@@ -110,6 +110,7 @@ def client_environment(
     git = [
         ("http.proxy", proxy_url),
         ("http.sslCAInfo", bundle_file),
+        ("safe.directory", "*"),  # a work tree often belongs to another uid than the sandbox's
         # Clones by ssh would find no route; over https the same repository is judged.
         ("url.https://github.com/.insteadOf", "git@github.com:"),
         ("url.https://github.com/.insteadOf", "ssh://git@github.com/"),
