@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -38,7 +39,7 @@ from broker.vault.clock import Clock
 from broker.vault.records import Fields, attempt, who
 from broker.vault.secret import Secret
 from broker.vaultlink import ExecutorSnapshot, Vault, VaultUnavailable
-from broker.websocket import relay_credentialed
+from broker.websocket import CredentialedSocket
 from net.dial import DialError, DialTarget
 from net.exchange import ExchangeResult, OutgoingRequest, exchange
 from net.framing import FrameStream
@@ -101,17 +102,29 @@ class _Call:
     credential: str = ""
     digest: str = ""
     cut_reason: str = ""
+    so_far: Callable[[], _Ended] | None = None
+    """What an upgraded call did until now, for the outcome of one that is cut."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Executor:
     """Runs hand-offs. One per process."""
 
-    def __init__(self, *, vault: Vault, pool: Pool, journal: Journal, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        vault: Vault,
+        pool: Pool,
+        journal: Journal,
+        clock: Clock,
+        random: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        """`random` gives the masking keys of WebSocket frames."""
         self._vault = vault
         self._pool = pool
         self._journal = journal
         self._clock = clock
+        self._random = random
         self._calls: set[_Call] = set()
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -203,9 +216,10 @@ class Executor:
         ended = _Ended(error="internal-error")
         echoes = 0
         try:
-            ended, echoes = await self._carry_out(side, statement, permit, policy, facts, body, opened)
+            ended, echoes = await self._carry_out(side, statement, permit, policy, facts, body, opened, call)
         except asyncio.CancelledError:
-            ended = _Ended(error=call.cut_reason or "shutting-down", sent=True)
+            ended = call.so_far() if call.so_far is not None else _Ended(sent=True)
+            ended = replace(ended, error=call.cut_reason or "shutting-down", completed=False)
             raise
         except Exception as error:
             complain("executor", "an opened call failed", error)
@@ -312,6 +326,9 @@ class Executor:
                 raise _Refused(Refusal(reason="body-not-judged" if same else "policy-changing"), record)
             case Permit():
                 pass
+        if decision.restrictions.websocket and decision.restrictions.result is not None:
+            # `result:` promises that only named fields come back; a conversation has none.
+            raise _Refused(Refusal(reason="websocket-refused", rule=decision.rule), record)
         said = (statement.rule, statement.operation, statement.credential)
         if same and said != (decision.rule, decision.operation, decision.credential or ""):
             raise _Refused(Refusal(reason="policy-changing"), {**record, "error": "verdicts-differ"})
@@ -353,6 +370,7 @@ class Executor:
         facts: RequestFacts,
         body: bytes | None,
         opened: Opened,
+        call: _Call,
     ) -> tuple[_Ended, int]:
         """7 to 10. Never raises for what peers do. Returns how it ended and the number of masked places."""
         definition = policy.credentials[permit.credential] if permit.credential is not None else None
@@ -377,7 +395,7 @@ class Executor:
             await side.answer(Continue())  # 8
             lease = await self._pool.acquire(
                 PoolKey(target=_target(permit, policy.destinations), credential=_credential_key(opened)),
-                fresh=facts.method not in REUSED_METHODS,
+                fresh=facts.method not in REUSED_METHODS or facts.upgrade is not None,
             )
         except ScrubError as error:
             return _Ended(error="answer-withheld", detail=str(error), dropped=dropped), 0
@@ -412,29 +430,46 @@ class Executor:
             raise
         ended = _Ended.of(result, lease, dropped=dropped, kept=shaped and transform.kept)
         if result.upgraded:
-            ended, hits = await self._messages(side, lease, patterns, permit, ended)
-            return ended, transform.hits + hits
+            return await self._messages(side, lease, patterns, permit, opened, ended, call), transform.hits
         self._give_back(lease, result)
         return ended, transform.hits
 
     async def _messages(
-        self, side: HandoffSide, lease: Lease, patterns: Patterns, permit: Permit, ended: _Ended
-    ) -> tuple[_Ended, int]:
+        self,
+        side: HandoffSide,
+        lease: Lease,
+        patterns: Patterns,
+        permit: Permit,
+        opened: Opened,
+        ended: _Ended,
+        call: _Call,
+    ) -> _Ended:
         """10 for a WebSocket: its messages both ways, to the end. The connection is nobody else's afterwards."""
-        upstream = lease.connection.detach()
-        self._pool.detach(lease)
+        talk = CredentialedSocket(
+            side,
+            lease.connection.detach(),
+            patterns=patterns,
+            restrictions=permit.restrictions,
+            random=self._random,
+            # At once, not at the end: a conversation can last an hour.
+            on_echo=lambda hits: self._vault.echoed(Echo(id=opened.id, credential=opened.credential, hits=hits)),
+        )
+
+        def so_far() -> _Ended:
+            return replace(
+                ended,
+                bytes_up=ended.bytes_up + talk.bytes_up,
+                bytes_down=ended.bytes_down + talk.bytes_down,
+                told=talk.told,
+                masked=talk.hits,
+            )
+
+        call.so_far = so_far
         try:
-            result, hits = await relay_credentialed(side, upstream, patterns, permit.restrictions)
+            result = await talk.run()
         finally:
-            upstream.abort()
-        return replace(
-            ended,
-            error=result.error or "",
-            detail=result.detail,
-            bytes_up=ended.bytes_up + result.bytes_up,
-            bytes_down=ended.bytes_down + result.bytes_down,
-            completed=result.error is None,
-        ), hits
+            self._pool.discard(lease)
+        return replace(so_far(), error=result.error or "", detail=result.detail, completed=result.error is None)
 
     def _give_back(self, lease: Lease, result: ExchangeResult) -> None:
         if result.completed and not result.error:
@@ -462,7 +497,7 @@ class Executor:
             if ended.error == "placeholder-misuse":  # in a message, after the intent: an alarm beside the outcome
                 alarm: Fields = {**record, **judged, "reason": ended.error, "place": "websocket"}
                 await self._journal.append(Event("placeholder.misused", alarm))
-            fields: Fields = {**record, **judged, **ended.fields(), "redacted": echoes or None}
+            fields: Fields = {**record, **judged, **ended.fields(), "redacted": echoes + ended.masked or None}
             await self._journal.append(Event("broker.outcome", fields))
         except AuditUnavailable as error:
             complain("executor", "an outcome could not be recorded", error)
@@ -508,6 +543,10 @@ class _Ended:
     tls: str = ""
     kept: bool = False
     dropped: tuple[str, ...] = ()
+    told: bool = False
+    """The worker has the last word already (a WebSocket's Close)."""
+    masked: int = 0
+    """Places of a WebSocket's messages, which the vault was told of as they came."""
 
     @classmethod
     def of(cls, result: ExchangeResult, lease: Lease, *, dropped: tuple[str, ...], kept: bool) -> _Ended:
@@ -541,7 +580,7 @@ class _Ended:
         }
 
     def last(self, *, head_sent: bool) -> Refusal | AnswerAbort | None:
-        if not self.error:
+        if not self.error or self.told:
             return None
         return AnswerAbort(reason=self.error) if head_sent else Refusal(reason=self.error)
 

@@ -127,6 +127,12 @@ class HandoffSide:
         """Send nothing more of the answer; `close` says why."""
         self._aborted = True
 
+    def stop(self) -> None:
+        """abort(), and wake who waits for the worker's bytes: it gets StreamBroken."""
+        self._aborted = True
+        if self._broken is None:
+            self._break(StreamBroken("closed", "the hand-off was cut"))
+
     def on_broken(self, callback: Callable[[], None] | None) -> None:
         self._on_broken = callback
         if callback is not None and isinstance(self._broken, StreamBroken):

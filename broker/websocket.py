@@ -1,91 +1,170 @@
 """A credentialed WebSocket after its 101: whole messages, read both ways before they pass (RULINGS 7.5).
 
     worker --frames of the hand-off--> HandoffStream --relay--> upstream
-                                                  up:   no placeholder in any message
-                                                  down: every message scrubbed, masked at the same length
+                                                 up:   no placeholder in any message; masked anew, with keys of ours
+                                                 down: every message scrubbed, masked at the same length
 
 Nothing is compressed: the extension is never offered upstream. A message waits until it is whole, up to MESSAGE_BYTES;
-control frames pass between its frames. What a secret spread over several messages shows is not found (docs/limits.md).
+control frames pass between its frames. What must not pass ends the connection before any byte of it; the client is
+told by a Close of ours. What a secret spread over several messages shows is not found (docs/limits.md).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from broker.handoffside import HandoffSide
 from broker.scrub import Patterns, Scrubber
 from net.stream import READ_SIZE, ByteStream, StreamBroken
 from net.websocket import MessageRefused, WebSocketLimits, WebSocketResult, relay
+from rules.authority import LONGEST_SPELLING, holds_placeholder
 from rules.decision import Restrictions
-from rules.placeholders import contains
+from wire.handoff import AnswerData, AnswerEnd
 from wire.heads import HeadRefused
-from wire.websocket import Frame, MessageReader
+from wire.websocket import Frame, MessageReader, close_frame
 
 MESSAGE_BYTES: Final = 8 << 20
 """Largest message, and so the most that one direction holds."""
+ECHOED_MESSAGES: Final = 3
+"""Messages with a secret in them that end the connection; as many disarm the credential (RULINGS 7.1)."""
 _PIECE: Final = 64 * 1024
-"""Scrubbed at once between two turns of the loop."""
+"""Read at once between two turns of the loop."""
+
+_CLOSE_CODES: Final = {
+    "placeholder-misuse": 1008,
+    "secret-echoed": 1008,
+    "limit-reached": 1008,
+    "bad-protocol": 1002,
+    "body-too-large": 1009,
+    "response-too-large": 1009,
+    "upstream-protocol": 1011,
+}
+"""What the client is told by (RFC 6455 7.4.1). A client that is gone is told nothing."""
 
 
-async def relay_credentialed(
-    side: HandoffSide, upstream: ByteStream, patterns: Patterns, restrictions: Restrictions
-) -> tuple[WebSocketResult, int]:
-    """Relay to the end; both sides are closed then. Returns how it ended and the number of masked places.
+class CredentialedSocket:
+    """One upgraded call. `bytes_up`, `bytes_down` and `hits` are right at any moment, also after a cut."""
 
-    Never raises for what peers do. A placeholder in a message ends it with `placeholder-misuse` before the message.
-    """
-    down = _Scrubbed(patterns)
-    limits = WebSocketLimits(
-        frame_bytes=MESSAGE_BYTES,
-        message_bytes=MESSAGE_BYTES,
-        up_bytes=restrictions.request_bytes,
-        down_bytes=restrictions.response_bytes,
-    )
-    client = HandoffStream(side)
-    result = await relay(client, upstream, limits=limits, inspect_up=_Searched(), inspect_down=down)
-    return result, down.hits
+    def __init__(
+        self,
+        side: HandoffSide,
+        upstream: ByteStream,
+        *,
+        patterns: Patterns,
+        restrictions: Restrictions,
+        random: Callable[[int], bytes],
+        on_echo: Callable[[int], None],
+    ) -> None:
+        """`random` gives masking keys; `on_echo(hits)` is told of each message in which places were masked."""
+        self._side = side
+        self._upstream = upstream
+        self._limits = WebSocketLimits(
+            frame_bytes=MESSAGE_BYTES,
+            message_bytes=MESSAGE_BYTES,
+            up_bytes=restrictions.request_bytes,
+            down_bytes=restrictions.response_bytes,
+        )
+        self._up = _Searched(random, inert=restrictions.placeholders_inert)
+        self._down = _Scrubbed(patterns, on_echo)
+        self.told = False
+        """The client got a Close of ours: nothing is left to say on the hand-off."""
+
+    @property
+    def bytes_up(self) -> int:
+        return self._up.seen
+
+    @property
+    def bytes_down(self) -> int:
+        return self._down.seen
+
+    @property
+    def hits(self) -> int:
+        return self._down.hits
+
+    async def run(self) -> WebSocketResult:
+        """Relay to the end; both sides are closed then. Never raises for what peers do."""
+        result = await relay(
+            HandoffStream(self._side),
+            self._upstream,
+            limits=self._limits,
+            inspect_up=self._up,
+            inspect_down=self._down,
+        )
+        code = _CLOSE_CODES.get(result.error or "")
+        if code is not None and not self._down.closed:
+            # Whole messages only were passed on, so that a Close of ours stands between two of them.
+            with contextlib.suppress(StreamBroken):
+                await self._side.answer(AnswerData(close_frame(code, f"Refused by Exeat policy: {result.error}")))
+                await self._side.answer(AnswerEnd())
+                self.told = True
+        return result
 
 
 class _Searched:
-    """Up: messages as they are, unless one holds a placeholder."""
+    """Up: messages as they are under masks of our own (RFC 6455 5.3), unless one holds a placeholder.
 
-    def __init__(self) -> None:
+    What is searched includes the end of the message before, so that a placeholder in two messages is one.
+    """
+
+    def __init__(self, random: Callable[[int], bytes], *, inert: bool) -> None:
         self._reader = MessageReader()
+        self._random = random
+        self._inert = inert
+        self._before = b""
+        self.seen = 0
 
     async def __call__(self, data: bytes) -> bytes:
+        self.seen += len(data)
         out: list[bytes] = []
         for unit in self._reader.feed(data):
-            if contains(b"".join(frame.payload for frame in unit).decode("latin-1")):
+            payload = b"".join(frame.payload for frame in unit)
+            if not self._inert and await self._finds(payload, alone=unit[0].control):
                 raise MessageRefused("placeholder-misuse", "a placeholder in a WebSocket message")
-            out += [frame.encode() for frame in unit]
+            out += [frame.encode(mask=self._random(len(frame.mask))) for frame in unit]
         return b"".join(out)
+
+    async def _finds(self, payload: bytes, *, alone: bool) -> bool:
+        text = payload if alone else self._before + payload
+        async for start in _starts(len(text)):
+            if holds_placeholder(text[max(0, start - LONGEST_SPELLING) : start + _PIECE]):
+                return True
+        if not alone:
+            self._before = text[-LONGEST_SPELLING:]
+        return False
 
 
 class _Scrubbed:
     """Down: messages with every promised form of a guarded value masked. Control frames too: they carry 125 bytes."""
 
-    def __init__(self, patterns: Patterns) -> None:
+    def __init__(self, patterns: Patterns, on_echo: Callable[[int], None]) -> None:
         self._patterns = patterns
+        self._on_echo = on_echo
         self._reader = MessageReader()
+        self._echoed = 0
+        self.seen = 0
         self.hits = 0
+        self.closed = False
 
     async def __call__(self, data: bytes) -> bytes:
+        self.seen += len(data)
         out: list[bytes] = []
         for unit in self._reader.feed(data):
             out += await self._clean(unit)
+            self.closed = self.closed or unit[0].closes
         return b"".join(out)
 
     async def _clean(self, unit: tuple[Frame, ...]) -> list[bytes]:
         payload = b"".join(frame.payload for frame in unit)
         scrubber = Scrubber(self._patterns)
         pieces: list[bytes] = []
-        for start in range(0, len(payload), _PIECE):
-            if start:
-                await asyncio.sleep(0)  # a large message must not hold up the others
+        async for start in _starts(len(payload)):
             pieces.append(scrubber.feed(payload[start : start + _PIECE]))
         pieces.append(scrubber.finish())
-        self.hits += scrubber.hits
+        if scrubber.hits:
+            self._count(scrubber.hits)
         clean = memoryview(b"".join(pieces))
         out: list[bytes] = []
         at = 0
@@ -93,6 +172,21 @@ class _Scrubbed:
             out.append(frame.encode(bytes(clean[at : at + len(frame.payload)])))
             at += len(frame.payload)
         return out
+
+    def _count(self, hits: int) -> None:
+        self.hits += hits
+        self._echoed += 1
+        self._on_echo(hits)
+        if self._echoed >= ECHOED_MESSAGES:
+            raise MessageRefused("secret-echoed", "an upstream that sends the secret back again and again")
+
+
+async def _starts(size: int) -> AsyncIterator[int]:
+    """Where the pieces of `size` bytes start, with a turn of the loop between two: nobody waits for a large message."""
+    for start in range(0, size, _PIECE):
+        if start:
+            await asyncio.sleep(0)
+        yield start
 
 
 class HandoffStream:
@@ -135,8 +229,7 @@ class HandoffStream:
             await self._side.finish()
 
     def abort(self) -> None:
-        if not self._ended:
-            self._side.abort()
+        self._side.stop()
 
     async def close(self) -> None:
         """The hand-off is closed by who opened it; here the answer ends."""

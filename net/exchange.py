@@ -26,12 +26,13 @@ from wire.heads import (
     HeadRefused,
     Length,
     NoBody,
+    RequestHead,
     ResponseHead,
     UntilClose,
     strip_answer,
     strip_never_forwarded,
 )
-from wire.websocket import check_accept
+from wire.websocket import check_accept, check_request
 
 _GATHER = 32 * 1024
 """Body bytes that are already here and are sent together with the head, or before the upload gets its own task."""
@@ -260,6 +261,11 @@ class _Relay:
         framing = request.framing if whole is None else (Length(len(whole)) if whole else NO_BODY)
         if request.request_limit is not None and isinstance(framing, Length) and framing.size > request.request_limit:
             raise _ClientFailed("body-too-large", "the body is larger than its bound")
+        if request.upgrade == "websocket":
+            try:
+                check_request(RequestHead(request.method, request.target, "1.1", request.headers))
+            except HeadRefused as refused:
+                raise _ClientFailed(refused.reason, refused.detail) from None
         await upstream.send_request(request.method, request.target, request.headers, framing, upgrade=request.upgrade)
         if whole is not None:
             await upstream.send_data(whole)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from net.stream import READ_SIZE, StreamBroken
-from wire.websocket import FrameChecker, FrameRefused
+from wire.websocket import FrameChecker, FrameRefused, FrameTooLarge
 
 Inspector = Callable[[bytes], Awaitable[bytes]]
 """Checked bytes of one direction in, the bytes to send out; it may hold some back. Raises MessageRefused."""
@@ -181,6 +181,9 @@ class _Pair:
                     passes = data[:whole] if kept else data
                     if inspect is not None:
                         passes = await inspect(passes)
+                except FrameTooLarge as refused:
+                    self.fail("body-too-large" if from_client else "response-too-large", str(refused))
+                    return
                 except FrameRefused as refused:
                     self.fail("bad-protocol" if from_client else "upstream-protocol", str(refused))
                     return

@@ -53,6 +53,8 @@ VERDICT_SECONDS = 12.0
 """Longest wait for the broker's verdict: its own deadline and some."""
 ANSWER_SECONDS = 630.0
 """Longest silence of an executor after that: the engine's own answer timeout and some."""
+UPGRADED_SECONDS = 3700.0
+"""The same of an upgraded connection: where only the client speaks, longer than the executor lets it live."""
 
 
 class BrokerUnavailable(ProxyError):
@@ -256,9 +258,11 @@ class _SocketExchange:
         match answer:
             case Continue():
                 self._frames.stream.read_timeout = ANSWER_SECONDS
-            case Upgraded() | AnswerEnd() | Refusal() | AnswerAbort():
-                self._over = not isinstance(answer, Upgraded)
-                if self._over and self._frames.leftover:
+            case Upgraded():
+                self._frames.stream.read_timeout = UPGRADED_SECONDS
+            case AnswerEnd() | Refusal() | AnswerAbort():
+                self._over = True
+                if self._frames.leftover:
                     # Bytes after the end belong to nobody's answer: the socket dies with them (RULINGS 2.4).
                     self._frames.abort()
             case AnswerHead() | AnswerData():

@@ -12,7 +12,7 @@ from functools import cache
 from rules.catalogue import AUTH_HEADERS, AUTH_QUERY
 from rules.decision import Restrictions
 from rules.facts import RequestFacts
-from rules.placeholders import Found, find, split_basic
+from rules.placeholders import CORE_LENGTH, Found, find, split_basic
 from rules.policy import CredentialDef, Operation
 
 
@@ -26,7 +26,7 @@ def foreign_authority(
     """Return the reason to refuse: a placeholder beside its slot, or authority that is not the slot's placeholder."""
     if any(credential is None or not is_slot(credential, place) for place in found):
         return "placeholder-misuse"
-    if isinstance(facts.body, bytes) and not restrictions.placeholders_inert and _body_holds_placeholder(facts.body):
+    if isinstance(facts.body, bytes) and not restrictions.placeholders_inert and holds_placeholder(facts.body):
         return "placeholder-misuse"
     if restrictions.client_auth:
         return None
@@ -116,7 +116,11 @@ def _shape(shape: str) -> re.Pattern[str]:
 _ESCAPED = re.compile(r"\\u00([2-7][0-9a-fA-F])|%([2-7][0-9a-fA-F])")
 
 
-def _body_holds_placeholder(body: bytes) -> bool:
-    """Look for cores raw and with JSON and percent escapes of ASCII undone (B092)."""
-    text = body.decode("latin-1")
+LONGEST_SPELLING = 6 * CORE_LENGTH
+"""Bytes of a core of which every character is written as a JSON escape: what a search in pieces must overlap."""
+
+
+def holds_placeholder(data: bytes) -> bool:
+    """Look for cores raw and with JSON and percent escapes of ASCII undone (B092). Callers bound `data`."""
+    text = data.decode("latin-1")
     return bool(find(text) or find(_ESCAPED.sub(lambda match: chr(int(match[1] or match[2], 16)), text)))

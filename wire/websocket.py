@@ -1,7 +1,7 @@
 """WebSocket without sockets (RFC 6455): the handshake check and a checker that walks frames without changing them.
 
 Map: `check_request`, `check_accept` (handshake); `FrameChecker` (one direction of frames); `MessageReader` (whole
-messages out of checked frames, for who must read them).
+messages out of checked frames, for who must read them); `close_frame`.
 
 `FrameChecker` unmasks and decompresses nothing: frames pass byte for byte, counted and bounded; what is not a legal
 frame from that side ends the connection (B078).
@@ -22,6 +22,10 @@ _CONTROL_BIT = 0x8
 
 class FrameRefused(ValueError):
     """Bytes that are no legal WebSocket frame from this side, or over a bound. str() is a fixed sentence."""
+
+
+class FrameTooLarge(FrameRefused):
+    """A legal frame or message over its bound."""
 
 
 def check_request(head: RequestHead) -> str:
@@ -168,11 +172,11 @@ class FrameChecker:
             if room < head:
                 return 0
         if length > self._frame_bound:
-            raise FrameRefused("a frame over its bound")
+            raise FrameTooLarge("a frame over its bound")
         if not control:
             self._message += length
             if self._message > self._message_bound:
-                raise FrameRefused("a message over its bound")
+                raise FrameTooLarge("a message over its bound")
             self._fragmented = not final
             if final:
                 self.messages += 1
@@ -202,15 +206,23 @@ class Frame:
         return bool(self.head[0] & _CONTROL_BIT)
 
     @property
+    def closes(self) -> bool:
+        """A Close: nothing follows it."""
+        return self.opcode == 8
+
+    @property
     def final(self) -> bool:
         return bool(self.head[0] & 0x80)
 
-    def encode(self, payload: bytes | None = None) -> bytes:
-        """The frame's bytes, with another payload of the same length where one is given."""
+    def encode(self, payload: bytes | None = None, *, mask: bytes | None = None) -> bytes:
+        """The frame's bytes; with another payload of the same length, or under another mask, where one is given."""
         data = self.payload if payload is None else payload
-        if len(data) != len(self.payload):
-            raise ValueError("a payload of another length")
-        return self.head + (apply_mask(data, self.mask) if self.mask else data)
+        if len(data) != len(self.payload) or (mask is not None and len(mask) != len(self.mask)):
+            raise ValueError("a payload or a mask of another length")
+        if not self.mask:
+            return self.head + data
+        key = self.mask if mask is None else mask
+        return self.head[:-4] + key + apply_mask(data, key)
 
 
 class MessageReader:
@@ -272,3 +284,9 @@ def apply_mask(data: bytes, mask: bytes) -> bytes:
     size = len(data)
     key = (mask * (size // 4 + 1))[:size]
     return (int.from_bytes(data) ^ int.from_bytes(key)).to_bytes(size)
+
+
+def close_frame(code: int, text: str) -> bytes:
+    """A server's Close: `code` (RFC 6455 7.4) and at most 123 bytes of `text`."""
+    payload = code.to_bytes(2) + text.encode("ascii", "replace")[:123]
+    return bytes((0x88, len(payload))) + payload

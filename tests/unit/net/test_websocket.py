@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from net.stream import StreamBroken
-from net.websocket import WebSocketLimits, relay
+from net.websocket import MessageRefused, WebSocketLimits, relay
 from tests.support.streams import MemoryStream
 
 
@@ -32,7 +32,8 @@ async def relayed(**more):
         (True, frame(1, b"x", masked=False), "bad-protocol"),
         (True, b"GET / HTTP/1.1\r\n", "bad-protocol"),
         (False, frame(1, b"x", masked=True), "upstream-protocol"),
-        (True, frame(2, bytes(2000), masked=True), "bad-protocol"),
+        (True, frame(2, bytes(2000), masked=True), "body-too-large"),
+        (False, frame(2, bytes(2000), masked=False), "response-too-large"),
     ],
 )
 async def test_a_frame_that_must_not_pass_cuts_both_sides(from_client, raw, reason):
@@ -67,6 +68,66 @@ async def test_bytes_are_bounded_over_both_directions():
         with pytest.raises(StreamBroken):
             await client.receive()
     assert (await task).error == "limit-reached"
+
+
+async def test_each_direction_has_a_bound_of_its_own():
+    """What `limits:` of a rule say: the piece that would pass the bound does not pass."""
+    for from_client, reason in ((True, "body-too-large"), (False, "response-too-large")):
+        async with relayed(limits=WebSocketLimits(up_bytes=15, down_bytes=15)) as (client, origin, task):
+            sender, receiver = (client, origin) if from_client else (origin, client)
+            sender.write(frame(1, b"12345678", masked=from_client))
+            assert await receiver.receive()
+            sender.write(frame(1, b"12345678", masked=from_client))
+            with pytest.raises(StreamBroken):
+                await receiver.receive()
+        assert (await task).error == reason
+
+
+async def test_what_an_inspector_refuses_does_not_pass():
+    """Both sides are cut with its reason before a byte of the piece."""
+
+    async def no(data: bytes) -> bytes:
+        raise MessageRefused("placeholder-misuse", "found")
+
+    async with relayed(inspect_up=no) as (client, origin, task):
+        client.write(frame(1, b"x", masked=True))
+        with pytest.raises(StreamBroken):
+            await origin.receive()
+        with pytest.raises(StreamBroken):
+            await client.receive()
+    assert ((await task).error, (await task).detail) == ("placeholder-misuse", "found")
+
+
+async def test_a_close_that_nobody_answers_ends_it():
+    """After a Close silence is short: limit-reached, both cut."""
+    async with relayed(limits=WebSocketLimits(closing_timeout=0.02)) as (client, origin, task):
+        client.write(frame(8, b"\x03\xe8", masked=True))
+        assert await origin.read_exactly(8)
+        with pytest.raises(StreamBroken):
+            await origin.receive()
+    assert (await task).error == "limit-reached"
+
+
+async def test_after_the_closing_handshake_we_hang_up_where_nobody_does():
+    """Both sent their Close and keep the connection: cut after a while, and that is a good end."""
+    async with relayed(limits=WebSocketLimits(closing_timeout=0.02)) as (client, origin, task):
+        client.write(frame(8, b"\x03\xe8", masked=True))
+        origin.write(frame(8, b"\x03\xe8", masked=False))
+        assert await client.read_exactly(4)
+        with pytest.raises(StreamBroken):
+            await client.receive()
+    assert (await task).error is None
+
+
+async def test_a_close_arrives_although_its_sender_drops_the_connection():
+    """Many servers send Close and reset: the client still reads the Close, and the end is a good one."""
+    async with relayed() as (client, origin, task):
+        origin.write(frame(8, b"\x03\xe8", masked=False))
+        assert await client.read_exactly(4) == frame(8, b"\x03\xe8", masked=False)
+        origin.abort()
+        assert await client.receive() == b""
+        client.abort()
+    assert (await task).error is None
 
 
 async def test_a_side_that_vanishes_is_named():

@@ -7,7 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wire.heads import HeadRefused, RequestHead, ResponseHead
-from wire.websocket import FrameChecker, FrameRefused, accept_value, check_accept, check_request
+from wire.websocket import (
+    Frame,
+    FrameChecker,
+    FrameRefused,
+    MessageReader,
+    accept_value,
+    apply_mask,
+    check_accept,
+    check_request,
+    close_frame,
+)
 
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 ACCEPT = (b"Sec-WebSocket-Accept", b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
@@ -127,3 +137,62 @@ def test_a_request_that_is_no_websocket_handshake_is_refused(method, version, ke
     head = RequestHead(method, "/", "1.1", ((b"Sec-WebSocket-Version", version), (b"Sec-WebSocket-Key", key)))
     with pytest.raises(HeadRefused):
         check_request(head)
+
+
+# --- whole messages ---
+
+
+def read(reader: MessageReader, raw: bytes, step: int) -> list[tuple[Frame, ...]]:
+    return [unit for at in range(0, len(raw), step) for unit in reader.feed(raw[at : at + step])]
+
+
+def test_a_frame_is_not_written_with_a_payload_of_another_length():
+    """Its head says the length: another one would shift everything behind it. Nor with half a mask, nor a mask more."""
+    ((whole,),) = MessageReader().feed(frame(1, b"hello"))
+    ((bare,),) = MessageReader().feed(frame(1, b"hello", masked=False))
+    for attempt in (
+        lambda: whole.encode(b"hell"),
+        lambda: whole.encode(mask=b"ab"),
+        lambda: bare.encode(mask=b"abcd"),
+    ):
+        with pytest.raises(ValueError, match="another length"):
+            attempt()
+
+
+def test_no_part_of_a_message_is_told_before_its_end():
+    """Control frames between its frames are told at once."""
+    reader = MessageReader()
+    assert reader.feed(frame(1, b"hel", final=False)) == []
+    ((ping,),) = reader.feed(frame(9, b"p"))
+    assert (ping.control, ping.payload) == (True, b"p")
+    ((first, last),) = reader.feed(frame(0, b"lo"))
+    assert (first.payload + last.payload, first.final, last.final) == (b"hello", False, True)
+
+
+@given(
+    payloads=st.lists(st.binary(max_size=300), min_size=1, max_size=5),
+    mask=st.binary(min_size=4, max_size=4),
+    step=st.integers(1, 400),
+)
+def test_messages_are_the_same_in_any_split_and_written_as_they_came(payloads: list[bytes], mask: bytes, step: int):
+    """One message in as many frames as payloads: unmasked, in order; encode() gives the bytes back."""
+    frames = []
+    for number, payload in enumerate(payloads):
+        head = frame(0 if number else 2, payload, final=number == len(payloads) - 1)
+        cut = len(head) - len(payload)
+        frames.append(head[: cut - 4] + mask + apply_mask(payload, mask))
+    raw = b"".join(frames)
+    (unit,) = read(MessageReader(), raw, step)
+    assert [item.payload for item in unit] == payloads
+    assert b"".join(item.encode() for item in unit) == raw
+    anew = b"".join(item.encode(mask=b"\x01\x02\x03\x04") for item in unit)
+    (again,) = read(MessageReader(), anew, 1_000)
+    assert [item.payload for item in again] == payloads
+    assert all(item.mask == b"\x01\x02\x03\x04" for item in again)
+
+
+def test_a_close_of_ours_is_a_legal_server_frame():
+    """Its text is cut to what a control frame holds."""
+    ((close,),) = MessageReader().feed(close_frame(1008, "x" * 300))
+    assert (close.closes, close.payload[:2], len(close.payload)) == (True, b"\x03\xf0", 125)
+    walk(checker(masked=False), close_frame(1008, "no"), 1)
