@@ -34,8 +34,10 @@ class PoolKey:
 class PoolLimits:
     """Bounds of one pool: connections kept idle, and seconds that one is kept."""
 
-    idle_per_key: int = 8
-    idle_per_sandbox: int = 32
+    idle_per_key: int = 32
+    """A client with this many connections of its own keeps as many busy; with fewer kept, it would pay for a new
+    handshake again and again, because answers and next requests come in bursts."""
+    idle_per_sandbox: int = 64
     idle_total: int = 256
     idle_seconds: float = 30.0
     uses: int = 1000
