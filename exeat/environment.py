@@ -149,6 +149,17 @@ def render(variables: Mapping[str, str], format: Format) -> str:
             )
 
 
+def removals(format: Format) -> str:
+    """Text to put before `render`: takes away REMOVED_VARIABLES where `format` is read by a shell, else nothing."""
+    match format:
+        case "sh":
+            return f"unset {' '.join(REMOVED_VARIABLES)}\n"
+        case "fish":
+            return f"set -e {' '.join(REMOVED_VARIABLES)}\n"
+        case "json" | "dotenv" | "docker" | "k8s":
+            return ""
+
+
 def _fish(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 

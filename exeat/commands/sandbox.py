@@ -10,7 +10,7 @@ import typer
 
 from broker.admin.client import AdminError
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
-from exeat.environment import FORMATS, client_environment, render
+from exeat.environment import FORMATS, client_environment, removals, render
 from exeat.output import EXIT_USAGE, Output, fail, note, print_json, print_table, say
 from exeat.session import RemoteListeners
 from exeat.settings import Settings
@@ -237,4 +237,4 @@ def env(
             answer = {"token": token}
     except AdminError as error:
         explain(error)
-    print(render(variables_for(answer, current, files), shape), end="")  # noqa: T201 - the result itself
+    print(removals(shape) + render(variables_for(answer, current, files), shape), end="")  # noqa: T201 - the result itself

@@ -56,8 +56,10 @@ class Entry(Protocol):
 
 
 @contextlib.contextmanager
-def entry_of(name: str, gateway: TestGateway, role: str = "agent") -> Iterator[Entry]:
-    """The entry called `name`, with a sandbox of its own."""
+def entry_of(
+    name: str, gateway: TestGateway, role: str = "agent", caller: Mapping[str, str] | None = None
+) -> Iterator[Entry]:
+    """The entry called `name`, with a sandbox of its own. `caller`: variables that were set where it was started."""
     # A short name: the path of a Unix socket has 107 bytes.
     with tempfile.TemporaryDirectory(prefix="exeat-") as folder:
         shared = Path(folder)
@@ -65,7 +67,7 @@ def entry_of(name: str, gateway: TestGateway, role: str = "agent") -> Iterator[E
         if name == "token":
             yield _Token(gateway.sandbox(role), shared)
         else:
-            with _inside(gateway, role, shared) as entry:
+            with _inside(gateway, role, shared, caller or {}) as entry:
                 yield entry
 
 
@@ -123,13 +125,13 @@ class _Inside:
 
 
 @contextlib.contextmanager
-def _inside(gateway: TestGateway, role: str, shared: Path) -> Iterator[_Inside]:
+def _inside(gateway: TestGateway, role: str, shared: Path, caller: Mapping[str, str]) -> Iterator[_Inside]:
     visible = {sys.prefix, sys.base_prefix, str(INSIDE.parent)}
     command = [EXEAT, "run", "--config", str(gateway.settings_file), "--role", role, "--rw", str(shared)]
     for path in sorted(visible):
         command += ["--ro", path]
     command += ["--", PYTHON, str(INSIDE), str(shared)]
-    environment = {"PATH": PATH, "HOME": str(gateway.home), "LANG": "C.UTF-8"}
+    environment = {"PATH": PATH, "HOME": str(gateway.home), "LANG": "C.UTF-8"} | dict(caller)
     with subprocess.Popen(
         command,
         env=environment,
