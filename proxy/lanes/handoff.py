@@ -154,6 +154,8 @@ class BrokerLane:
                         run.answered = True
                         framing = framing_of(answer, head.method)
                         await connection.send_head(_head(answer), framing)
+                        if framing not in (NO_BODY, Length(0)):
+                            await connection.flush()  # the first event of a stream may be a minute away (T14)
                     case AnswerData(data):
                         await connection.send_data(data)
                         await connection.flush()

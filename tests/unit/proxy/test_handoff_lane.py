@@ -209,6 +209,32 @@ async def test_an_upgrade_becomes_raw_bytes_both_ways() -> None:
     await client.serving
 
 
+async def test_an_upgraded_connection_that_is_cut_is_reset() -> None:
+    """RULINGS 2.4: an abort of the executor is no end of a conversation."""
+    answers = [Continue(), Upgraded(headers=(("Sec-WebSocket-Accept", "x"),)), AnswerAbort(reason="sandbox-ended")]
+    house, _ = await shop(answers)
+    client = await house.tunnel("shop.test:443", tls="shop.test")
+    client.send(
+        f"GET /v1/orders/7 HTTP/1.1\r\nHost: shop.test\r\nX-Api-Key: {PLACEHOLDER}\r\nConnection: Upgrade\r\n"
+        "Upgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    with pytest.raises(Exception):  # noqa: B017 - reset or truncated, as the TLS layer says it
+        await client.rest()
+    await client.serving
+
+
+async def test_the_head_of_a_stream_does_not_wait_for_its_first_event() -> None:
+    """T14: the head reaches the client while the answer has no byte of body yet."""
+    head = AnswerHead(status=200, reason="OK", headers=(("Content-Type", "text/event-stream"),))
+    house, _ = await shop([Continue(), head], hang=True)
+    client = await house.tunnel("shop.test:443", tls="shop.test")
+    client.send(GET)
+    async with asyncio.timeout(5):
+        assert (await client._until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    house.broker.exchanges[0].cancel()
+    await client.serving
+
+
 async def test_a_broken_exchange_is_not_a_refusal_by_anybody() -> None:
     """HandoffBroken before any answer is broker-unavailable."""
 
