@@ -129,6 +129,21 @@ def test_a_server_name_for_another_host_than_the_tunnel_is_refused(place: Place,
     refusal(place, entry, "sni-mismatch", connect_host=f"evil.test:{place.evil.port}", sni="api.test")
 
 
+def test_a_host_header_beside_an_absolute_target_is_refused(place: Place, entry: Entry) -> None:
+    """T01 without a tunnel: the absolute target says plain.test, Host says evil.test: nothing upstream on either."""
+    before = place.requests
+    connection = entry.connect()
+    connection.sendall(
+        f"GET {place.plain.url('/x')} HTTP/1.1\r\nHost: evil.test:{place.evil.port}\r\n".encode()
+        + entry.authorization
+        + b"\r\n"
+    )
+    answer = read_to_end(connection)
+    connection.close()
+    assert answer[:13] in (b"HTTP/1.1 421 ", b"HTTP/1.1 400 "), answer
+    assert place.requests == before
+
+
 def test_clear_text_is_judged_by_the_same_rules(place: Place, entry: Entry) -> None:
     """T02: two denied clear-text requests and the denied https one leave records of one shape, and no byte upstream."""
     before = place.requests

@@ -50,7 +50,8 @@ credentials:
 
 def policy(tunnel_port: int) -> str:
     bad = "\n".join(
-        f'          - {{name: {kind}, host: {kind}.api.test, methods: [GET], paths: ["/**"], credential: api}}'
+        f"          - {{name: {kind}, host: {kind}.api.test, methods: [GET], paths: [/keyed], credential: api}}\n"
+        f"          - {{name: {kind}.plain, host: {kind}.api.test, methods: [GET], paths: [/plain]}}"
         for kind in BAD
     )
     return f"""
@@ -193,15 +194,40 @@ def test_a_server_name_far_back_in_the_hello_is_found(
     connection.close()
 
 
+def test_a_hello_passes_a_tunnel_unchanged(place: Place, entry: Entry) -> None:
+    """T06 in the tunnel lane: its name is found as far back, and the origin itself answers it."""
+    connection = connect_through(entry, f"public.test:{place.public.port}")
+    _three_records(connection, client_hello("public.test", padding=1400))
+    served = served_certificate(connection)
+    connection.close()
+    assert "public.test" in names_of(served)
+    assert "Test public root" in served.issuer.rfc4514_string()
+
+
+def test_a_tunnel_to_another_server_name_is_refused(place: Place, entry: Entry) -> None:
+    """T06 in the tunnel lane: a hello that names another host than the CONNECT reaches no origin."""
+    before = place.public.bytes_in
+    connection = connect_through(entry, f"public.test:{place.public.port}")
+    connection.sendall(records(client_hello("api.test", padding=1400)))
+    assert b"api.test" not in read_to_end(connection)
+    connection.close()
+    assert place.public.bytes_in == before
+
+
 def test_a_hello_over_its_bound_is_refused_and_recorded(place: Place, entry: Entry) -> None:
     """T06: 64 KiB of ClientHello are nobody's handshake: closed without a certificate, one record."""
-    before = len(place.gateway.records(sandbox=entry.id, reason="bad-protocol"))
     connection = connect_through(entry, f"api.test:{place.api.port}")
     with contextlib.suppress(OSError):  # closed before it was all sent
         connection.sendall(records(client_hello("api.test", padding=65_000)))
     assert b"api.test" not in read_to_end(connection)
     connection.close()
-    until(lambda: len(place.gateway.records(sandbox=entry.id, reason="bad-protocol")) == before + 1)
+
+    def found() -> list[dict[str, object]]:
+        records = place.gateway.records(sandbox=entry.id, reason="bad-protocol")
+        return [record for record in records if record.get("detail") == "the ClientHello is too large"]
+
+    (record,) = until(found)
+    assert record["connect_host"] == f"api.test:{place.api.port}"
 
 
 # --- T07 ---------------------------------------------------------------------------------------------------------
@@ -261,12 +287,13 @@ def test_a_tunnel_is_recorded_as_uninspected(place: Place, entry: Entry) -> None
 # --- T08 ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("lane", ["keyed", "plain"])
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_upstream_certificate_is_refused(place: Place, entry: Entry, kind: Certificate) -> None:
-    """T08: wrong in one way each: 502 that says `upstream certificate`, no HTTP byte and no secret upstream."""
+def test_a_bad_upstream_certificate_is_refused(place: Place, entry: Entry, kind: Certificate, lane: str) -> None:
+    """T08: wrong in one way, dialled by executor and worker: 502 that says `upstream certificate`, nothing sent."""
     origin = place.bad[kind]
-    header = f"Authorization: Bearer {entry.environment['API_KEY']}"
-    answer = entry.command("curl", "-sS", "-w", "\n%{http_code}", "-H", header, origin.url("/x"))
+    key = ["-H", f"Authorization: Bearer {entry.environment['API_KEY']}"] if lane == "keyed" else []
+    answer = entry.command("curl", "-sS", "-w", "\n%{http_code}", *key, origin.url(f"/{lane}"))
     assert answer.out.endswith("\n502"), answer
     assert "upstream certificate" in answer.out.lower()
     assert not origin.received
