@@ -432,6 +432,8 @@ def _is_work(key: LiveKey) -> bool:
 
 
 def _fault(error: BaseException) -> None:
+    if isinstance(error, asyncio.CancelledError):
+        return  # the worker is stopping; the lane has recorded the outcome
     complain(PROCESS, "a connection ended by an unexpected error", error)
 
 

@@ -21,6 +21,7 @@ import pytest
 from broker.vault.ca import CertificateAuthority
 from net.framing import FrameStream
 from net.stream import StreamBroken, open_socket_stream
+from proxy.worker import _fault
 from rules.compile import compile_policy
 from rules.names import Host
 from rules.parse import Sources, parse_sources
@@ -293,3 +294,11 @@ def test_a_boot_document_with_an_unknown_field_is_refused() -> None:
     os.close(descriptor)
     assert ended.returncode == 2
     assert b"extra" in ended.stderr
+
+
+def test_only_faults_are_complained_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """A connection that is cut because the worker stops is no fault; whatever else ends one is said."""
+    _fault(asyncio.CancelledError())
+    assert capsys.readouterr().err == ""
+    _fault(KeyError("x"))
+    assert "unexpected error (KeyError" in capsys.readouterr().err
