@@ -5,6 +5,7 @@ The origin echoes messages and answers pings. Every case goes through both ways 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import select
 import ssl
@@ -196,6 +197,24 @@ def test_a_placeholder_in_a_message_ends_a_credentialed_socket(place: Place, ent
     client.connection.close()
     assert sum(connection.bytes_in for connection in place.keyed.connections) == before
     assert until(lambda: place.gateway.records(sandbox=entry.id, event="placeholder.misused"))
+
+
+@pytest.mark.parametrize("lane", ["keyed", "plain"])
+def test_an_ended_sandbox_keeps_no_socket(place: Place, lane: str) -> None:
+    """Ending a sandbox returns after its sockets are cut, credentialed and plain; the origin sees them close."""
+    origin = place.keyed if lane == "keyed" else place.plain
+    with entry_of("token", place.gateway) as entry:
+        client, answer = opened(entry, origin)
+        assert isinstance(answer, AcceptConnection), answer
+        client.send(TextMessage(data="alive"))
+        assert client.message() == "alive"
+        upstream = origin.received[-1].connection
+        assert not upstream.closed
+        place.gateway.admin.end_sandbox(entry.id)
+        origin.wait_until(lambda: upstream.closed)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            assert client.connection.recv(65_536) == b""
+        client.connection.close()
 
 
 def test_a_secret_in_a_message_is_masked_at_its_length(place: Place, entry: Entry) -> None:
