@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final
+from weakref import WeakValueDictionary
 
 from audit.events import Event
 from audit.journal import AuditUnavailable, Journal
@@ -39,7 +40,7 @@ from broker.vault.clock import Clock
 from broker.vault.records import Fields, attempt, who
 from broker.vault.secret import Secret
 from broker.vaultlink import ExecutorSnapshot, Vault, VaultUnavailable
-from broker.websocket import CredentialedSocket
+from broker.websocket import CredentialedSocket, Waiting
 from net.dial import DialError, DialTarget
 from net.exchange import ExchangeResult, OutgoingRequest, exchange
 from net.framing import FrameStream
@@ -125,6 +126,7 @@ class Executor:
         self._journal = journal
         self._clock = clock
         self._random = random
+        self._waiting = Waiting()
         self._calls: set[_Call] = set()
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -451,6 +453,8 @@ class Executor:
             patterns=patterns,
             restrictions=permit.restrictions,
             random=self._random,
+            waiting=self._waiting,
+            owner=(permit.sandbox.tenant, permit.sandbox.id),
             # At once, not at the end: a conversation can last an hour.
             on_echo=lambda hits: self._vault.echoed(Echo(id=opened.id, credential=opened.credential, hits=hits)),
         )
@@ -683,11 +687,22 @@ def _unbased(form: bytes) -> bytes:
         return b""
 
 
+_COMPILED: WeakValueDictionary[frozenset[Guarded], Patterns] = WeakValueDictionary()
+"""Scrub sets of calls in flight. An entry, its key included, goes with the last call that uses it: nothing of a secret
+stays here longer than with one set for each call."""
+
+
 async def _patterns(guarded: list[Guarded]) -> Patterns:
-    """Compile the scrub set. Raises ScrubError."""
-    if sum(len(item.value) for item in guarded) <= THREAD_SECRET_BYTES:
-        return Patterns(guarded)
-    return await asyncio.to_thread(Patterns, guarded)
+    """The scrub set: that of another call in flight with the same material, or compiled. Raises ScrubError."""
+    key = frozenset(guarded)
+    patterns = _COMPILED.get(key)
+    if patterns is None:
+        if sum(len(item.value) for item in guarded) <= THREAD_SECRET_BYTES:
+            patterns = Patterns(guarded)
+        else:
+            patterns = await asyncio.to_thread(Patterns, guarded)
+        _COMPILED[key] = patterns
+    return patterns
 
 
 def _as_it_is(head: ResponseHead) -> ResponseHead:

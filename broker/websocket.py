@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -28,6 +29,9 @@ from wire.websocket import Frame, MessageReader, close_frame
 
 MESSAGE_BYTES: Final = 8 << 20
 """Largest message, and so the most that one direction holds."""
+HELD_BYTES: Final = 128 << 20
+HELD_BYTES_OF_ONE: Final = 32 << 20
+"""What all conversations of one executor may hold of unfinished messages, and those of one sandbox."""
 ECHOED_MESSAGES: Final = 3
 """Messages with a secret in them that end the connection; as many disarm the credential (RULINGS 7.1)."""
 _PIECE: Final = 64 * 1024
@@ -45,6 +49,25 @@ _CLOSE_CODES: Final = {
 """What the client is told by (RFC 6455 7.4.1). A client that is gone is told nothing."""
 
 
+class Waiting:
+    """What the conversations of one executor hold, by (tenant, sandbox)."""
+
+    def __init__(self, total: int = HELD_BYTES, one: int = HELD_BYTES_OF_ONE) -> None:
+        self._bounds = (total, one)
+        self._total = 0
+        self._by_owner: Counter[tuple[str, str]] = Counter()
+
+    def change(self, owner: tuple[str, str], before: int, now: int) -> None:
+        """A conversation of `owner` holds `now` bytes instead of `before`. Raises MessageRefused past a bound."""
+        self._total += now - before
+        self._by_owner[owner] += now - before
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
+        total, one = self._bounds
+        if now > before and (self._total > total or self._by_owner[owner] > one):
+            raise MessageRefused("limit-reached", "too much is held of messages that are not whole")
+
+
 class CredentialedSocket:
     """One upgraded call. `bytes_up`, `bytes_down` and `hits` are right at any moment, also after a cut."""
 
@@ -57,8 +80,13 @@ class CredentialedSocket:
         restrictions: Restrictions,
         random: Callable[[int], bytes],
         on_echo: Callable[[int], None],
+        waiting: Waiting,
+        owner: tuple[str, str],
     ) -> None:
-        """`random` gives masking keys; `on_echo(hits)` is told of each message in which places were masked."""
+        """`waiting` is the executor's own, `owner` (tenant, sandbox) the key in it.
+
+        `random` gives masking keys; `on_echo(hits)` is told of each message in which places were masked.
+        """
         self._side = side
         self._upstream = upstream
         self._limits = WebSocketLimits(
@@ -67,8 +95,8 @@ class CredentialedSocket:
             up_bytes=restrictions.request_bytes,
             down_bytes=restrictions.response_bytes,
         )
-        self._up = _Searched(random, inert=restrictions.placeholders_inert)
-        self._down = _Scrubbed(patterns, on_echo)
+        self._up = _Searched(_Share(waiting, owner), random, inert=restrictions.placeholders_inert)
+        self._down = _Scrubbed(_Share(waiting, owner), patterns, on_echo)
         self.told = False
         """The client got a Close of ours: nothing is left to say on the hand-off."""
 
@@ -86,13 +114,17 @@ class CredentialedSocket:
 
     async def run(self) -> WebSocketResult:
         """Relay to the end; both sides are closed then. Never raises for what peers do."""
-        result = await relay(
-            HandoffStream(self._side),
-            self._upstream,
-            limits=self._limits,
-            inspect_up=self._up,
-            inspect_down=self._down,
-        )
+        try:
+            result = await relay(
+                HandoffStream(self._side),
+                self._upstream,
+                limits=self._limits,
+                inspect_up=self._up,
+                inspect_down=self._down,
+            )
+        finally:
+            self._up.share.give_back()
+            self._down.share.give_back()
         code = _CLOSE_CODES.get(result.error or "")
         if code is not None and not self._down.closed:
             # Whole messages only were passed on, so that a Close of ours stands between two of them.
@@ -103,13 +135,31 @@ class CredentialedSocket:
         return result
 
 
+class _Share:
+    """One direction's part of what is held."""
+
+    def __init__(self, waiting: Waiting, owner: tuple[str, str]) -> None:
+        self._waiting = waiting
+        self._owner = owner
+        self._size = 0
+
+    def take(self, size: int) -> None:
+        """It is `size` bytes now. Raises MessageRefused."""
+        before, self._size = self._size, size
+        self._waiting.change(self._owner, before, size)
+
+    def give_back(self) -> None:
+        self.take(0)
+
+
 class _Searched:
     """Up: messages as they are under masks of our own (RFC 6455 5.3), unless one holds a placeholder.
 
     What is searched includes the end of the message before, so that a placeholder in two messages is one.
     """
 
-    def __init__(self, random: Callable[[int], bytes], *, inert: bool) -> None:
+    def __init__(self, share: _Share, random: Callable[[int], bytes], *, inert: bool) -> None:
+        self.share = share
         self._reader = MessageReader()
         self._random = random
         self._inert = inert
@@ -119,7 +169,9 @@ class _Searched:
     async def __call__(self, data: bytes) -> bytes:
         self.seen += len(data)
         out: list[bytes] = []
-        for unit in self._reader.feed(data):
+        units = self._reader.feed(data)
+        self.share.take(self._reader.held)
+        for unit in units:
             payload = b"".join(frame.payload for frame in unit)
             if not self._inert and await self._finds(payload, alone=unit[0].control):
                 raise MessageRefused("placeholder-misuse", "a placeholder in a WebSocket message")
@@ -139,7 +191,8 @@ class _Searched:
 class _Scrubbed:
     """Down: messages with every promised form of a guarded value masked. Control frames too: they carry 125 bytes."""
 
-    def __init__(self, patterns: Patterns, on_echo: Callable[[int], None]) -> None:
+    def __init__(self, share: _Share, patterns: Patterns, on_echo: Callable[[int], None]) -> None:
+        self.share = share
         self._patterns = patterns
         self._on_echo = on_echo
         self._reader = MessageReader()
@@ -151,7 +204,9 @@ class _Scrubbed:
     async def __call__(self, data: bytes) -> bytes:
         self.seen += len(data)
         out: list[bytes] = []
-        for unit in self._reader.feed(data):
+        units = self._reader.feed(data)
+        self.share.take(self._reader.held)
+        for unit in units:
             out += await self._clean(unit)
             self.closed = self.closed or unit[0].closes
         return b"".join(out)

@@ -19,6 +19,9 @@ from wire.heads import HeadRefused, RequestHead, ResponseHead, connection_tokens
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _CONTROL_BIT = 0x8
 
+MESSAGE_FRAMES = 16_384
+"""Most frames of one message that is put together."""
+
 
 class FrameRefused(ValueError):
     """Bytes that are no legal WebSocket frame from this side, or over a bound. str() is a fixed sentence."""
@@ -229,14 +232,21 @@ class MessageReader:
     """Puts the frames of one direction together: feed() returns units that are complete, in the order they ended.
 
     A unit is one control frame, or all frames of one message. The bytes must have passed a FrameChecker, whose bounds
-    also bound what waits here: one message and one frame head.
+    also bound the payload that waits here: `held` bytes of one message. Raises FrameTooLarge past MESSAGE_FRAMES: each
+    costs memory, also an empty one.
     """
 
-    __slots__ = ("_buffer", "_message")
+    __slots__ = ("_buffer", "_message", "_waiting")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._message: list[Frame] = []
+        self._waiting = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait for the rest of their frame or message."""
+        return len(self._buffer) + self._waiting
 
     def feed(self, data: bytes) -> list[tuple[Frame, ...]]:
         """Take bytes in any split."""
@@ -249,9 +259,12 @@ class MessageReader:
                 units.append((frame,))
                 continue
             self._message.append(frame)
+            self._waiting += len(frame.payload)
+            if len(self._message) > MESSAGE_FRAMES:
+                raise FrameTooLarge("a message in too many frames")
             if frame.final:
                 units.append(tuple(self._message))
-                self._message = []
+                self._message, self._waiting = [], 0
         del self._buffer[:at]
         return units
 

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from broker.websocket import MESSAGE_BYTES
+from broker.websocket import MESSAGE_BYTES, Waiting
 from net.stream import StreamBroken
+from net.websocket import MessageRefused
 from proxy.brokerlink import HandoffExchange, HandoffRequest
 from rules.placeholders import make
 from tests.support.benches import Bench, Origin, running
@@ -291,8 +292,38 @@ async def test_what_a_rule_allows_down_bounds_the_conversation(bench: Bench) -> 
     assert talk.outcome()["error"] == "response-too-large"
 
 
+async def test_what_unfinished_messages_hold_is_bounded_for_all_together(bench: Bench) -> None:
+    """Many conversations, each within its own bound, cannot fill the executor's memory: 1008, and all is given back."""
+    waiting = bench.executor._waiting = Waiting(total=1000, one=600)
+    first = await opened(bench)
+    await first.exchange.send_body(frame(2, bytes(400), final=False))
+    while waiting._total != 400:
+        await asyncio.sleep(0)
+    bench.origin.seen.clear()
+    second = await opened(bench)
+    await second.exchange.send_body(frame(2, bytes(400), final=False))
+    assert int.from_bytes((await second.to_the_end())[2:4]) == 1008
+    await second.exchange.close()
+    await first.over()
+    errors = sorted(str(event.fields["error"]) for event in bench.journal.named("broker.outcome"))
+    assert errors == ["client-gone", "limit-reached"]
+    assert (waiting._total, waiting._by_owner) == (0, {})
+
+
+def test_one_sandbox_does_not_hold_what_belongs_to_all() -> None:
+    """Its bound is smaller than the executor's; giving back is never refused."""
+    waiting = Waiting(total=1000, one=600)
+    waiting.change(("t", "one"), 0, 600)
+    with pytest.raises(MessageRefused):
+        waiting.change(("t", "one"), 600, 601)
+    waiting.change(("t", "two"), 0, 399)
+    with pytest.raises(MessageRefused):
+        waiting.change(("t", "two"), 399, 400)
+    waiting.change(("t", "one"), 601, 300)
+
+
 async def test_a_cut_ends_it_with_what_was_counted(bench: Bench) -> None:
-    """I: the sandbox ends: ABORT to the worker, the upstream dropped, one outcome with the bytes until then."""
+    """The sandbox ends: ABORT to the worker, the upstream dropped, one outcome with the bytes until then."""
     talk = await opened(bench)
     await talk.exchange.send_body(frame(1, b"hello"))
     await talk.sent_up(1)

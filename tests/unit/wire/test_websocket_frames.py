@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from wire.heads import HeadRefused, RequestHead, ResponseHead
 from wire.websocket import (
+    MESSAGE_FRAMES,
     Frame,
     FrameChecker,
     FrameRefused,
+    FrameTooLarge,
     MessageReader,
     accept_value,
     apply_mask,
@@ -157,6 +159,23 @@ def test_a_frame_is_not_written_with_a_payload_of_another_length():
     ):
         with pytest.raises(ValueError, match="another length"):
             attempt()
+
+
+def test_a_message_in_too_many_frames_is_refused():
+    """Empty frames carry nothing and are within every bound in bytes, but each costs memory."""
+    reader = MessageReader()
+    reader.feed(frame(1, final=False))
+    with pytest.raises(FrameTooLarge):
+        reader.feed(frame(0, final=False) * MESSAGE_FRAMES)
+
+
+def test_what_is_held_is_told():
+    """Until a message is whole; control frames pass through."""
+    reader = MessageReader()
+    reader.feed(frame(1, b"hello", final=False) + frame(9, b"ping") + frame(0, b"world")[:4])
+    assert reader.held == 9
+    reader.feed(frame(0, b"world")[4:])
+    assert reader.held == 0
 
 
 def test_no_part_of_a_message_is_told_before_its_end():
