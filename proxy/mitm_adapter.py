@@ -137,10 +137,10 @@ class Session:
             self._spawn(self._read_client())
             await self._over.wait()
             if self._fault is None:
-                await self._client.close()  # a GOAWAY may still be on its way
-                while self._notes:
+                while self._notes:  # the worker knows this connection only as long as it is open
                     self._moved.clear()
                     await self._moved.wait()
+                await self._client.close()  # a GOAWAY may still be on its way
         finally:
             self._abort()
             for task in self._tasks:
@@ -360,6 +360,7 @@ class BoundedServer(Http2Server):
         self.given_up: set[int] = set()
         """Streams answered before their request ended."""
         self._on_refused = on_refused
+        self._frames = FrameLengths()
         self._requests = 0
         self._resets = 0
 
@@ -379,6 +380,9 @@ class BoundedServer(Http2Server):
         if isinstance(event, ResponseProtocolError):
             # A reset; mitmproxy would make a page of its own, which looks like an answer of somebody's.
             event = replace(event, code=ErrorCode.KILL)
+        if isinstance(event, events.DataReceived) and not self._frames.fit(event.data):
+            yield from self.protocol_error("too large", h2.errors.ErrorCodes.FRAME_SIZE_ERROR)
+            return
         yield from super()._handle_event(event)
         for number in tuple(self.given_up):
             if number in self.h2_conn.stream_buffers or self.is_open_for_us(number):
@@ -399,7 +403,7 @@ class BoundedServer(Http2Server):
                 if self._requests > MAX_REQUESTS:
                     yield from self.protocol_error("too many", h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
                     return True
-                headers = translatable(event.headers, has_body=not event.stream_ended)
+                headers = translatable(event.headers, ended=event.stream_ended is not None)
                 if headers is None:
                     self._on_refused()
                     self.h2_conn.reset_stream(event.stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
@@ -432,6 +436,32 @@ class BoundedServer(Http2Server):
         yield from super().protocol_error("refused", error_code)
 
 
+class FrameLengths:
+    """Walks over frame heads: h2 checks a length only after it kept that many bytes, up to 16 MiB."""
+
+    def __init__(self) -> None:
+        self._skip = 24  # the preface
+        self._head = b""
+
+    def fit(self, data: bytes) -> bool:
+        """False once a frame announces more than FRAME_BYTES."""
+        at = 0
+        while at < len(data):
+            if self._skip:
+                step = min(self._skip, len(data) - at)
+                self._skip -= step
+            else:
+                step = min(9 - len(self._head), len(data) - at)
+                self._head += data[at : at + step]
+                if len(self._head) == 9:
+                    self._skip = int.from_bytes(self._head[:3])
+                    self._head = b""
+                    if self._skip > FRAME_BYTES:
+                        return False
+            at += step
+        return True
+
+
 class _BoundedConnection(BufferedH2Connection):
     """The windows that we mean, in the place of 2 GiB each."""
 
@@ -449,7 +479,13 @@ class _BoundedConnection(BufferedH2Connection):
 
 
 class _Stream(HttpStream):
-    """What arrives for a stream after its end is dropped, not a crash."""
+    """What arrives for a stream after its end is dropped, not a crash; a body of unknown length becomes chunks."""
+
+    def start_request_stream(self) -> CommandGenerator[None]:
+        if "content-length" not in self.flow.request.headers:
+            # HTTP/2 needs no length. In HTTP/1.1 unframed bytes would be the next request.
+            self.flow.request.headers["transfer-encoding"] = "chunked"
+        yield from super().start_request_stream()
 
     def state_done(self, _: events.Event) -> CommandGenerator[None]:
         yield from ()
@@ -463,16 +499,15 @@ class _Layer(HttpLayer):
         yield from self.event_to_child(self.streams[stream_id], events.Start())
 
 
-def translatable(headers: Sequence[tuple[bytes, bytes]], *, has_body: bool) -> list[tuple[bytes, bytes]] | None:
+def translatable(headers: Sequence[tuple[bytes, bytes]], *, ended: bool = False) -> list[tuple[bytes, bytes]] | None:
     """The fields of a request head as HTTP/1.1 can say them, or None where it cannot (B064).
 
     Refused: bytes below space other than a tab in values, DEL, anything but visible ASCII in names and pseudo-header
-    values, a scheme other than https. A Host beside :authority stays only where they differ, and then both become
-    Host lines, which the lane refuses. A body without Content-Length is framed as chunks.
+    values, a scheme other than https, a Host that is not :authority. `ended`: no body follows, so that a
+    Content-Length would be waited for in vain.
     """
     found: list[tuple[bytes, bytes]] = []
     authority = b""
-    length = False
     for raw_name, raw_value in headers:
         name, value = bytes(raw_name), bytes(raw_value)
         if not name or any(not 0x21 <= byte <= 0x7E for byte in name):
@@ -484,15 +519,11 @@ def translatable(headers: Sequence[tuple[bytes, bytes]], *, has_body: bool) -> l
                 authority = value
         elif b":" in name or any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in value):
             return None
-        length = length or name == b"content-length"
+        if ended and name == b"content-length" and value != b"0":
+            return None
         found.append((name, value))
-    hosts = [value for name, value in found if name == b"host"]
-    if authority and hosts:
-        found = [field for field in found if field[0] != b"host"]
-        if set(hosts) != {authority}:
-            found += [(b"host", value) for value in (authority, *hosts)]
-    if has_body and not length:
-        found.append((b"transfer-encoding", b"chunked"))
+    if authority and any(name == b"host" and value != authority for name, value in found):
+        return None  # h2 refuses this as well; which of the two would be judged must not depend on it
     return found
 
 

@@ -38,6 +38,7 @@ SANDBOX_CONNECTIONS: Final = 4
 MAX_STREAMS: Final = 128
 """Requests of one connection at a time: what the adapter lets a client open, and some that are ending."""
 ID_BYTES: Final = 16
+LAST_WORDS_SECONDS: Final = 2.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -156,6 +157,10 @@ class MitmLane:
         watch = asyncio.ensure_future(idle())
         try:
             await asyncio.wait({up, down, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if up.done() and up.exception() is None:
+                # The client left; what it sent last may still have to be judged and recorded.
+                await plain.send_eof()
+                await asyncio.wait({down}, timeout=LAST_WORDS_SECONDS)
             if down.done() and down.exception() is None:
                 await client.close()  # the adapter said its last word, a GOAWAY for instance
         finally:
