@@ -33,6 +33,8 @@ def foreign_authority(
     slot_header, slot_query = _slot_names(credential)
     seen: set[str] = set()
     for name, value in facts.headers:
+        if name == "sec-websocket-protocol" and _carries_key(value):
+            return "client-authority"
         if name == "proxy-authorization" or not (name in AUTH_HEADERS or name == slot_header):
             continue  # Proxy-Authorization is the sandbox's own token towards us; it is never forwarded
         if name in seen or name != slot_header or credential is None or not _holds_placeholder(credential, value):
@@ -46,6 +48,14 @@ def foreign_authority(
         elif name.strip().lower() in AUTH_QUERY and not _listed(operations, name):
             return "client-authority"
     return None
+
+
+_KEY_SUBPROTOCOLS = ("openai-insecure-api-key.", "base64url.bearer.authorization.k8s.io.")
+"""Names of WebSocket subprotocols that browsers, which cannot set a header there, make of a key."""
+
+
+def _carries_key(offered: str) -> bool:
+    return any(item.strip().lower().startswith(_KEY_SUBPROTOCOLS) for item in offered.split(","))
 
 
 def is_slot(credential: CredentialDef, place: Found) -> bool:

@@ -244,6 +244,8 @@ def _hand_rule(role: str, node: Node, around: Surroundings) -> Rule:
     for reference in references:
         rule = replace(rule, bind={**rule.bind, f"sandbox_{reference}": ("${sandbox." + reference + "}",)})
     rule = shared(rule, fields)
+    if op.websocket and "result" in fields:
+        fields["result"].fail("a WebSocket has no fields to keep: its messages are scrubbed, not pruned", on_key=True)
     if "approval" in fields and "shows" in fields["approval"].value:
         for item in fields["approval"].child("shows").items(empty=None):
             item.word(sorted(arguments))

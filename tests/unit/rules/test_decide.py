@@ -565,6 +565,22 @@ def test_credentialed_calls_have_a_header_allowlist() -> None:
     assert permit(decide(PLAIN, "GET https://ok.test/v1/read/x")).restrictions.request_headers is None
 
 
+@pytest.mark.parametrize(
+    "offered",
+    [
+        "realtime, openai-insecure-api-key.sk-mine",
+        "base64url.bearer.authorization.k8s.io.bWluZQ, base64.channel.k8s.io",
+        "OpenAI-Insecure-API-Key.sk-mine",
+    ],
+)
+def test_a_key_in_the_name_of_a_subprotocol_is_the_clients_own_authority(offered: str) -> None:
+    """What browser clients do for want of a header is refused like the header (RULINGS 4.2); other names pass."""
+    rules = policy(allow("ws", replace(READ, websocket=True)))
+    line, name = "GET https://ok.test/v1/read/x", "sec-websocket-protocol"
+    assert reason(decide(rules, line, (name, offered), upgrade="websocket")) == "client-authority"
+    permit(decide(rules, line, (name, "realtime, openai-beta.realtime-v1"), upgrade="websocket"))
+
+
 def test_a_websocket_has_effect_write() -> None:
     """RULINGS 7.5: what goes through it is not judged."""
     rules = policy(allow("ws", replace(READ, websocket=True)))

@@ -80,6 +80,11 @@ BAD_RULES = [
     ("- {name: r, host: exeat.internal, methods: [GET], paths: [/a]}", "decided before policy", "our own name"),
     ("- {name: r, host: h.test, methods: [GET, POST], paths: [/a], websocket: true}", "by GET alone", "no other opens"),
     ("- {name: r, host: h.test, methods: [GET], paths: [/a], websocket: true, effect: read}", "not judged", "7.5"),
+    (
+        "- {name: r, host: h.test, methods: [GET], paths: [/a], websocket: true, result: {keep: [id]}}",
+        "no fields to keep",
+        "messages are not pruned",
+    ),
     ("- {name: r, host: h.test, methods: [GET], paths: [/a], websocket: 'yes'}", "true or false", "not a flag"),
     ("- {name: r, host: h.test, methods: [get], paths: [/a]}", "methods are upper case", "lower case"),
     ("- {name: r, host: h.test, methods: [TRACE], paths: [/a]}", "TRACE is never forwarded", "B113"),
