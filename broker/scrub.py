@@ -56,13 +56,13 @@ class Guarded:
 
 
 class Patterns:
-    """The compiled scrub set of one call. Holds secret material: it lives as long as the call, never longer.
+    """The compiled scrub set of a call. Holds secret material: it lives as long as a call that uses it, never longer.
 
     Building costs about 0.3 ms for a 40-byte secret and 20 ms for a 1.7 kB key; large sets are built in a thread by
     the executor. Raises ScrubError over MAX_MATERIAL.
     """
 
-    __slots__ = ("_exact", "_exact_ends", "_folded", "_folded_ends", "empty", "escapes", "longest")
+    __slots__ = ("__weakref__", "_exact", "_exact_ends", "_folded", "_folded_ends", "empty", "escapes", "longest")
 
     def __init__(self, guarded: Iterable[Guarded]) -> None:
         values = {item.unpredictable for item in guarded if len(item.value) >= RUN}

@@ -13,7 +13,10 @@ class SourceError(BrokerError):
 
 
 class Source(Protocol):
-    """One kind of reference. `fetch` blocks; the registry calls it off the loop."""
+    """One kind of reference. `fetch` may block; the vault then calls it off the loop."""
+
+    blocks: bool
+    """False only where `fetch` touches nothing but memory."""
 
     def fetch(self, name: str, *, scrub: bool) -> Secret:
         """The secret that `name` (what follows `scheme:`) refers to, read now. Raises SourceError."""

@@ -13,6 +13,8 @@ from broker.vault.secret import Secret, SecretRefused
 class EnvironmentSource:
     """`values` is what the boot message carried."""
 
+    blocks = False
+
     def __init__(self, values: Mapping[str, str], version_key: bytes) -> None:
         self._values = dict(values)
         self._version_key = version_key

@@ -14,6 +14,8 @@ from broker.vault.secret import MAX_SECRET_BYTES, Secret
 class FileSource:
     """Absolute paths only; one trailing line end is not part of the value. Files others could write are refused."""
 
+    blocks = True
+
     def __init__(self, version_key: bytes) -> None:
         self._version_key = version_key
 

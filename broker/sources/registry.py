@@ -33,8 +33,13 @@ class Sources:
             "store": StoreSource(store),
         }
 
+    def blocks(self, reference: str) -> bool:
+        """True unless `fetch(reference)` is a matter of memory alone: then it needs no thread."""
+        source = self._sources.get(reference.partition(":")[0])
+        return source is not None and source.blocks
+
     def fetch(self, reference: str, sandbox: Sandbox, *, scrub: bool) -> Secret:
-        """The secret that `reference` gives for `sandbox`. Blocks. Raises SourceError."""
+        """The secret that `reference` gives for `sandbox`. May block (`blocks`). Raises SourceError."""
         match = _REFERENCE.match(expand(reference, sandbox))
         if match is None or match[1] not in self._sources:
             raise SourceError("source-unknown", "the reference names no source of ours", "use env:, file: or store:")

@@ -8,6 +8,10 @@ from broker.vault.store import OWN_SECRETS, SecretStore, StoreError
 
 
 class StoreSource:
+    """Records are in memory, encrypted; `fetch` decrypts one."""
+
+    blocks = False
+
     def __init__(self, store: SecretStore) -> None:
         self._store = store
 

@@ -304,6 +304,8 @@ class Opener:
         binding = active.secrets.get(name)
         if binding is None:
             raise SourceError("source-unknown", name)
+        if not self._sources.blocks(binding.reference):
+            return self._sources.fetch(binding.reference, sandbox, scrub=binding.scrub)
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(SOURCE_DEADLINE):
             return await loop.run_in_executor(
