@@ -47,6 +47,7 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
+_SIGNALS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM}
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
@@ -56,6 +57,7 @@ class ConfineError(RuntimeError):
 
 def main() -> NoReturn:
     """Entry point: argv[1] is the socket's descriptor. Exits with the program's code; 125 when a step failed."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # kept waiting until each process knows what to do with them
     channel = socket.socket(fileno=int(sys.argv[1]))
     plan = json.loads(_read_line(channel))
     try:
@@ -169,6 +171,7 @@ def _first_process(
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the terminal sends these to the program itself as well
     signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     while True:
         try:
             done, status = os.wait()
@@ -182,6 +185,7 @@ def _exec(plan: dict[str, Any]) -> NoReturn:
     argv, environment = plan["argv"], plan["env"]
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     try:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
@@ -222,6 +226,8 @@ def _build_view(plan: dict[str, Any]) -> None:
     _make_dev()
     os.makedirs("/new/proc", 0o755, exist_ok=True)
     _mount("proc", "/new/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    for target in ("/new/dev", "/new"):  # what lies between the mounts holds no files of the workload's
+        _protect(target, "ro", nested=False)
     _pivot("/new", "/new")
     os.chdir("/")
     _check(_libc.umount2(b".", _MNT_DETACH), "detach the old root")
@@ -238,10 +244,16 @@ def _bind(source: str, target: str, mode: str) -> None:
         with open(target, "wb"):
             pass
     _mount(source, target, None, _MS_BIND | _MS_REC)
+    _protect(target, mode, nested=True)
+
+
+def _protect(target: str, mode: str, *, nested: bool) -> None:
+    """Set the mount's flags, and with `nested` (AT_RECURSIVE) those of all mounts below it."""
     attributes = struct.pack("=QQQQ", _MOUNT_ATTR[mode], 0, 0, 0)
+    flags = 0x8000 if nested else 0
     _check(
-        _libc.syscall(_SYS_MOUNT_SETATTR, -100, target.encode(), 0x8000, attributes, len(attributes)),
-        f"protect {source.removeprefix('/old')}",
+        _libc.syscall(_SYS_MOUNT_SETATTR, -100, target.encode(), flags, attributes, len(attributes)),
+        f"protect {target.removeprefix('/new') or '/'}",
     )
 
 
@@ -391,6 +403,7 @@ def _wait_as_parent(child: int, lifeline: socket.socket) -> int:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     watched = select.poll()
     watched.register(os.pidfd_open(child), select.POLLIN)
     watched.register(lifeline.fileno(), select.POLLIN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -67,6 +68,8 @@ def launch(plan: Plan, *, foreground: bool = False, capture: bool = False) -> Co
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
+        # Inherited, so that a Ctrl-C cannot hit the launcher before it knows what to do with it; it unblocks them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
         process = subprocess.Popen(
             [sys.executable, "-I", "-m", "exeat.confine", str(theirs.fileno())],
             pass_fds=(theirs.fileno(), *plan.pass_fds),
@@ -77,6 +80,7 @@ def launch(plan: Plan, *, foreground: bool = False, capture: bool = False) -> Co
             env={"PATH": "/usr/bin:/bin"},
             start_new_session=not foreground,  # a Ctrl-C is for the command, not for our own processes
         )
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         ours.settimeout(_READY_SECONDS)
         try:

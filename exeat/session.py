@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -56,17 +57,9 @@ class Session:
     placeholders: Mapping[str, str] = field(default_factory=dict)
 
     async def wait(self) -> int:
-        """The command's exit code, once it has ended. Ctrl-C reaches it by the terminal; SIGTERM is passed on."""
-        loop = asyncio.get_running_loop()
-        process = self.confined.process
-        loop.add_signal_handler(signal.SIGINT, lambda: None)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, process.terminate)
-        try:
-            return await asyncio.to_thread(process.wait)
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                loop.remove_signal_handler(number)
+        """The command's exit code, as a shell gives it, once it has ended."""
+        code = await asyncio.to_thread(self.confined.process.wait)
+        return code if code >= 0 else 128 - code
 
 
 @contextlib.asynccontextmanager
@@ -123,7 +116,8 @@ async def sandbox(
 ) -> AsyncIterator[Session]:
     """Create a sandbox, confine `argv` in it, and end both afterwards.
 
-    Raises AdminError, BoundaryRefused, BoundaryUnavailable; then nothing is left behind.
+    Unless its output is captured, Ctrl-C is the command's own affair from now on, and SIGTERM and SIGHUP are passed
+    on to it. Raises AdminError, BoundaryRefused, BoundaryUnavailable; then nothing is left behind.
     """
     answer: dict[str, Any] = await asyncio.to_thread(
         link.admin.create_sandbox,
@@ -137,6 +131,7 @@ async def sandbox(
     )
     identifier = str(answer["id"])
     confined: Confined | None = None
+    signals = _Signals()
     try:
         uid, gid = _uid_for(identifier)
         placeholders = {str(name): str(value) for name, value in answer.get("env", {}).items()}
@@ -157,7 +152,10 @@ async def sandbox(
             read_only=read_only,
             read_write=read_write,
         )
+        if not capture:
+            signals.take()
         confined = await asyncio.to_thread(launch, plan, foreground=not capture, capture=capture)
+        signals.pass_to(confined.process)
         for listener in confined.listeners:
             link.listeners.add(
                 SandboxListener(sandbox=identifier, channel_key=str(answer["channel_key"]), socket=listener)
@@ -170,6 +168,7 @@ async def sandbox(
         with contextlib.suppress(AdminError):  # the gateway may be gone already; its own end cuts everything
             await asyncio.to_thread(link.admin.end_sandbox, identifier)
         link.listeners.remove(identifier)
+        signals.release()
 
 
 def _uid_for(identifier: str) -> tuple[int, int]:
@@ -178,6 +177,36 @@ def _uid_for(identifier: str) -> tuple[int, int]:
         return os.getuid(), os.getgid()
     uid = uid_of_sandbox(int.from_bytes(identifier.encode()[-8:], "big"))
     return uid, uid
+
+
+class _Signals:
+    """Taken before the command starts, so that none is missed; those that come too early are passed on at its start."""
+
+    def __init__(self) -> None:
+        self._taken: list[signal.Signals] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waiting = False
+
+    def take(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the terminal sends it to the command as well
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._terminate)
+        self._taken = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+    def pass_to(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        if self._waiting:
+            process.terminate()
+
+    def release(self) -> None:
+        for number in self._taken:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _terminate(self) -> None:
+        self._waiting = True
+        if self._process is not None:
+            self._process.terminate()
 
 
 class _OwnListeners:
@@ -192,27 +221,52 @@ class _OwnListeners:
 
 
 class RemoteListeners:
-    """Speaks to another supervisor's control socket."""
+    """Speaks to another supervisor's control socket. Every method raises StartRefused, but `remove`."""
 
     def __init__(self, settings: Settings) -> None:
         self._path = str(settings.control_socket)
+        self._held: dict[str, socket.socket] = {}
 
     def add(self, listener: SandboxListener) -> None:
-        message = {"op": "add", "sandbox": listener.sandbox, "channel_key": listener.channel_key}
-        self._call(message, [listener.socket.fileno()])
-        listener.socket.close()
+        """Hand a listener over for as long as this process lives: when we die, the supervisor ends the sandbox."""
+        if listener.sandbox not in self._held:
+            self._held[listener.sandbox] = self._connect()
+        self._hand_over(self._held[listener.sandbox], listener, hold=True)
+
+    def leave(self, listener: SandboxListener) -> None:
+        """Hand a listener over that stays until its sandbox is ended."""
+        with self._connect() as control:
+            self._hand_over(control, listener, hold=False)
 
     def remove(self, sandbox: str) -> None:
-        with contextlib.suppress(StartRefused):
-            self._call({"op": "remove", "sandbox": sandbox}, [])
+        """Have the listeners of `sandbox` forgotten."""
+        if (held := self._held.pop(sandbox, None)) is not None:
+            held.close()
+            return
+        with contextlib.suppress(StartRefused), self._connect() as control:
+            self._ask(control, {"op": "remove", "sandbox": sandbox}, [])
 
-    def _call(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
+    def _hand_over(self, control: socket.socket, listener: SandboxListener, *, hold: bool) -> None:
+        message = {"op": "add", "sandbox": listener.sandbox, "channel_key": listener.channel_key, "hold": hold}
+        self._ask(control, message, [listener.socket.fileno()])
+        listener.socket.close()
+
+    def _connect(self) -> socket.socket:
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.settimeout(5)
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
-                control.settimeout(5)
-                control.connect(self._path)
-                socket.send_fds(control, [json.dumps(message).encode()], descriptors)
-                answer = json.loads(control.recv(65536) or b"{}")
+            control.connect(self._path)
+        except OSError as error:
+            control.close()
+            raise StartRefused(
+                f"the running gateway does not take listeners: {error.strerror}", "'exeat status' says whether it runs"
+            ) from None
+        return control
+
+    def _ask(self, control: socket.socket, message: Mapping[str, Any], descriptors: list[int]) -> None:
+        try:
+            socket.send_fds(control, [json.dumps(message).encode()], descriptors)
+            answer = json.loads(control.recv(65536) or b"{}")
         except (OSError, ValueError) as error:
             raise StartRefused(f"the running gateway does not take listeners: {error}") from None
         if answer != {"ok": True}:

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from broker.admin.client import AdminClient, AdminError
 from exeat.launch import BoundaryUnavailable, Plan, ViewEntry, interpreter_view, launch, masks, system_view
 from exeat.principals import Kind, uid_of
 from exeat.settings import Settings
@@ -40,6 +41,8 @@ START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 MAX_RESTARTS = 5
 RESTART_WINDOW_SECONDS = 60.0
+MAX_PEERS = 4096
+"""`exeat run` commands that may have a sandbox here at one time."""
 
 
 class StartRefused(RuntimeError):
@@ -141,6 +144,8 @@ class Supervisor:
         self._lock: int | None = None
         self._sockets: list[socket.socket] = []
         self._control: socket.socket | None = None
+        self._peers: dict[socket.socket, set[str]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._sandboxes: list[SandboxListener] = []
         self._set: _Set | None = None
         self._stopping = False
@@ -157,6 +162,7 @@ class Supervisor:
             self._bind()
             self._open_control()
             await self._start_set()
+            await asyncio.to_thread(self._end_abandoned)
         except BaseException:
             await self.stop()
             raise
@@ -210,7 +216,13 @@ class Supervisor:
     async def stop(self) -> None:
         """End every process in order (workers drain first, the auditor last) and free lock and sockets."""
         self._stopping = True
+        for peer in self._peers:
+            asyncio.get_running_loop().remove_reader(peer.fileno())
+            peer.close()
+        self._peers.clear()
         await self._stop_set()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         for entry in self._sockets:
             entry.close()
         self._sockets.clear()
@@ -244,7 +256,7 @@ class Supervisor:
             self._sandboxes.remove(listener)
 
     def _open_control(self) -> None:
-        """The socket on which another `exeat run` hands listeners over: sequenced packets, our own uid only."""
+        """The socket on which another command of ours hands listeners over: sequenced packets, our own uid only."""
         path = self._settings.control_socket
         with contextlib.suppress(FileNotFoundError):
             path.unlink()  # ours: we hold the lock of this state folder
@@ -262,33 +274,71 @@ class Supervisor:
             peer, _ = self._control.accept()
         except OSError:
             return
-        with peer:
-            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            uid = int.from_bytes(credentials[4:8], sys.byteorder)
-            peer.settimeout(1.0)
-            try:
-                if uid not in {0, os.geteuid(), *self._settings.admins}:
-                    peer.send(b'{"error": "not permitted"}')
-                    return
-                message, descriptors, _, _ = socket.recv_fds(peer, 65536, 4)
-                request = json.loads(message)
-                if request.get("op") == "remove" and not descriptors:
-                    self.remove_listeners(str(request["sandbox"]))
-                elif request.get("op") == "add" and descriptors:
-                    for descriptor in descriptors:
-                        self.add_listener(
-                            SandboxListener(
-                                sandbox=str(request["sandbox"]),
-                                channel_key=str(request["channel_key"]),
-                                socket=socket.socket(fileno=descriptor),
-                            )
-                        )
-                else:
-                    raise ValueError("unknown request")
-                peer.send(b'{"ok": true}')
-            except (OSError, ValueError, KeyError):
-                with contextlib.suppress(OSError):
-                    peer.send(b'{"error": "bad request"}')
+        peer.setblocking(False)
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        uid = int.from_bytes(credentials[4:8], sys.byteorder)
+        if uid not in {0, os.geteuid(), *self._settings.admins} or len(self._peers) >= MAX_PEERS:
+            _answer(peer, {"error": "not permitted"})
+            peer.close()
+            return
+        self._peers[peer] = set()
+        asyncio.get_running_loop().add_reader(peer.fileno(), self._hear, peer)
+
+    def _hear(self, peer: socket.socket) -> None:
+        """One message of a command. When it ends, however that comes, the sandboxes that it holds end too."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(peer, 65536, 4)
+        except BlockingIOError:
+            return
+        except OSError:
+            message, descriptors = b"", []
+        if not message:
+            self._forget(peer)
+            return
+        sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        try:
+            request = json.loads(message)
+            sandbox = str(request["sandbox"])
+            if request["op"] == "remove" and not sockets:
+                self.remove_listeners(sandbox)
+            elif request["op"] == "add" and sockets:
+                key = str(request["channel_key"])
+                if request["hold"]:
+                    self._peers[peer].add(sandbox)
+                for entry in sockets:
+                    self.add_listener(SandboxListener(sandbox=sandbox, channel_key=key, socket=entry))
+            else:
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            for entry in sockets:
+                entry.close()
+            _answer(peer, {"error": "bad request"})
+            return
+        _answer(peer, {"ok": True})
+
+    def _forget(self, peer: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(peer.fileno())
+        peer.close()
+        for sandbox in self._peers.pop(peer, set()):
+            self.remove_listeners(sandbox)
+            task = loop.create_task(asyncio.to_thread(self._end_sandbox, sandbox))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _end_sandbox(self, sandbox: str) -> None:
+        with contextlib.suppress(AdminError):  # ended already, as it is when the command ended by itself
+            AdminClient(self._settings.admin_socket).end_sandbox(sandbox)
+
+    def _end_abandoned(self) -> None:
+        """End what an earlier supervisor left: its listeners died with it, so nobody can reach those sandboxes."""
+        admin = AdminClient(self._settings.admin_socket)
+        try:
+            found = [row for row in admin.sandboxes() if row["channel"]["kind"] in ("namespace", "port", "unix")]
+        except AdminError as error:
+            raise StartRefused(error.detail or error.code, error.remedy) from None
+        for row in found:
+            self._end_sandbox(str(row["id"]))
 
     # --- folders, lock, sockets --------------------------------------------------------------------------
 
@@ -526,6 +576,11 @@ def _send_listener(channel: socket.socket, listener: SandboxListener) -> None:
     message = {"kind": "sandbox", "sandbox": listener.sandbox, "channel_key": listener.channel_key}
     with contextlib.suppress(OSError):  # a worker that is going down; the next set gets it again
         socket.send_fds(channel, [json.dumps(message).encode()], [listener.socket.fileno()])
+
+
+def _answer(peer: socket.socket, answer: Mapping[str, object]) -> None:
+    with contextlib.suppress(OSError):  # whoever does not wait for it
+        peer.send(json.dumps(answer).encode())
 
 
 def _resolver_view() -> list[ViewEntry]:

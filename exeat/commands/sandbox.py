@@ -122,7 +122,7 @@ def create(
             channel=channel,
         )
         if listener is not None:
-            RemoteListeners(current).add(
+            RemoteListeners(current).leave(
                 SandboxListener(sandbox=str(answer["id"]), channel_key=str(answer.pop("channel_key")), socket=listener)
             )
     except AdminError as error:
@@ -199,6 +199,7 @@ def end(sandbox: str, config: ConfigOption = None, output: OutputOption = Output
         answer = admin(config).end_sandbox(sandbox)
     except AdminError as error:
         explain(error)
+    RemoteListeners(settings(config)).remove(sandbox)
     if output is Output.json:
         print_json(answer)
         return
