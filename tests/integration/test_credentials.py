@@ -138,7 +138,9 @@ def test_a_secret_that_is_gone_refuses_and_its_return_needs_no_restart(scene: Sc
         assert scene.origin.received == []
     finally:
         shutil.move(aside, scene.mounted)
-    [record] = until(lambda: scene.gateway.records(reason="credential-unavailable", event="broker.refused"))
+    [record] = until(
+        lambda: scene.gateway.records(reason="credential-unavailable", event="broker.refused", host="file.test")
+    )
     assert (record["credential"], record["error"], record["host"]) == ("file", "source-missing", "file.test")
     again = scene.get("file.test", "/back", "-H", f"X-Api-Key: {placeholder}")
     assert status(again) == 200
