@@ -109,13 +109,17 @@ class Pool:
         if not wanted:
             connected.stream.abort()
             raise DialError("policy-changing", "cut while it was dialled", connected.address)
-        lease = Lease(
-            key=key,
-            connection=ClientConnection(connected.stream, self._http_limits),
-            address=connected.address,
-            tls_version=connected.tls_version,
-            uses=1,
-        )
+        try:
+            lease = Lease(
+                key=key,
+                connection=ClientConnection(connected.stream, self._http_limits),
+                address=connected.address,
+                tls_version=connected.tls_version,
+                uses=1,
+            )
+        except BaseException:
+            connected.stream.abort()  # nobody else knows of it yet
+            raise
         self._in_use.add(lease)
         return lease
 
