@@ -208,7 +208,8 @@ class Gate:
         self._decide_connect = decide_connect
         self._journal_seconds = journal_seconds
         self._decide_seconds = decide_seconds
-        self._open: dict[RequestId, Passage] = {}
+        self._open: dict[RequestId, tuple[Passage, records.Fields]] = {}
+        """What is owed an outcome, with the fields of its intent."""
         self._finishing: set[asyncio.Task[None]] = set()
         self._finished = asyncio.Event()
         self.lost_outcomes = 0
@@ -269,7 +270,7 @@ class Gate:
             native=judged.native,
         )
         name = "request.handoff" if isinstance(passage, Handoff) else "request.intent"
-        refused = await self._record_intent(passage, name, self._request_fields(passage))
+        refused = await self._record_intent(passage, name)
         if refused is not None:
             return await self._no(request_id, refused, judged.sandbox, who.channel, facts, seen)
         return passage
@@ -424,7 +425,7 @@ class Gate:
             passage = Tunnelled(
                 admitted=replace(admitted, permit=verdict[0], policy_digest=verdict[1], route=verdict[2]), seen=seen
             )
-            refused = await self._record_intent(passage, "tunnel.intent", self._tunnel_fields(passage))
+            refused = await self._record_intent(passage, "tunnel.intent")
             if refused is None:
                 return passage
             verdict = refused
@@ -609,11 +610,12 @@ class Gate:
 
         For a Handoff the broker writes the outcome; only a failure before the broker took it is recorded here.
         """
-        if self._open.pop(passage.request_id, None) is None:
+        owed = self._open.pop(passage.request_id, None)
+        if owed is None:
             return
         if outcome.status == 404 and not isinstance(passage, Tunnelled):
             self._budgets.missed(passage.permit, passage.native)
-        task = asyncio.ensure_future(self._finish(passage, outcome))
+        task = asyncio.ensure_future(self._finish(passage, owed[1], outcome))
         self._finishing.add(task)
         task.add_done_callback(self._ended)
         await asyncio.shield(task)
@@ -631,7 +633,7 @@ class Gate:
 
     async def abandon(self, error: str) -> int:
         """Write an outcome for every passage that is still open (drain, fault); return how many there were."""
-        left = tuple(self._open.values())
+        left = tuple(passage for passage, _ in self._open.values())
         for passage in left:
             await self.done(passage, Outcome(error=error))
         if self._finishing:
@@ -647,19 +649,18 @@ class Gate:
         self._finishing.discard(task)
         self._finished.set()
 
-    async def _finish(self, passage: Passage, outcome: Outcome) -> None:
+    async def _finish(self, passage: Passage, fields: records.Fields, outcome: Outcome) -> None:
         try:
             match passage:
                 case Handoff():
                     if not outcome.error:
                         return
-                    fields = self._request_fields(passage)
-                    fields |= {"decision": "deny", "reason": outcome.error}
+                    fields = {**fields, "decision": "deny", "reason": outcome.error}
                     name = "request.refused"
                 case Forward():
-                    fields, name = self._request_fields(passage), "request.outcome"
+                    name = "request.outcome"
                 case Tunnelled():
-                    fields, name = self._tunnel_fields(passage), "tunnel.outcome"
+                    name = "tunnel.outcome"
                 case _:
                     assert_never(passage)
             started = passage.admitted.started if isinstance(passage, Tunnelled) else passage.started
@@ -668,15 +669,19 @@ class Gate:
         except Exception:  # nobody is left to tell; the count is shown by status
             self.lost_outcomes += 1
 
-    async def _record_intent(self, passage: Passage, name: str, fields: records.Fields) -> _No | None:
+    async def _record_intent(self, passage: Passage, name: str) -> _No | None:
         """Write the intent. From the moment that it may have been written its outcome is owed."""
-        self._open[passage.request_id] = passage
+        try:
+            fields = self._tunnel_fields(passage) if isinstance(passage, Tunnelled) else self._request_fields(passage)
+        except Exception:  # a record that cannot be made is one that was not written
+            return _No(reason="internal-error")
+        self._open[passage.request_id] = (passage, fields)
         try:
             await self._write(records.event(name, fields))
         except asyncio.CancelledError:
             # It may have reached the log: an outcome follows, though the caller is gone.
             self._open.pop(passage.request_id, None)
-            task = asyncio.ensure_future(self._finish(passage, Outcome(error="cancelled")))
+            task = asyncio.ensure_future(self._finish(passage, fields, Outcome(error="cancelled")))
             self._finishing.add(task)
             task.add_done_callback(self._ended)
             raise

@@ -58,6 +58,10 @@ _ANSWER_DROPPED: Final = frozenset({b"alt-svc", b"proxy-connection"})
 _ANSWER_DROPPED_PREFIXES: Final = (b"proxy-", b"exeat-")
 
 
+_FAULT: Final = Outcome(error="internal-error")
+"""What became of a passage whose lane raised before it could say so; a second `done` changes nothing."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Visit:
     """One connection of one sandbox, or the inside of one of its tunnels. `tunnel` None: the proxy itself is asked."""
@@ -130,9 +134,15 @@ class Http1Lane:
             case Refuse():
                 return await self._tell(visit, verdict)
             case Handoff():
-                return await self._broker.hand_off(visit.connection, head, verdict, body)
+                try:
+                    return await self._broker.hand_off(visit.connection, head, verdict, body)
+                finally:
+                    await self._gate.done(verdict, _FAULT)
             case Forward():
-                return await self._forward(visit, head, verdict, body)
+                try:
+                    return await self._forward(visit, head, verdict, body)
+                finally:
+                    await self._gate.done(verdict, _FAULT)
             case _:
                 assert_never(verdict)
 
@@ -193,8 +203,11 @@ class Http1Lane:
         verdict = await self._gate.head(visit.who, passage.facts, passage.seen)
         match verdict:
             case Forward():
-                second, _ = await self._attempt(visit, head, verdict, body, fresh=True)
-                return second
+                try:
+                    second, _ = await self._attempt(visit, head, verdict, body, fresh=True)
+                    return second
+                finally:
+                    await self._gate.done(verdict, _FAULT)
             case Refuse():
                 return await self._tell(visit, verdict)
             case Handoff():
