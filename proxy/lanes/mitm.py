@@ -144,7 +144,12 @@ class MitmLane:
             while data := await source.receive():
                 last = loop.time()
                 sink.write(data)
-                await sink.drain()
+                try:
+                    await sink.drain()
+                except StreamBroken:
+                    if sink is plain:
+                        raise
+                    # The client is gone, and `up` tells: the adapter's end is awaited all the same.
 
         async def idle() -> None:
             while True:
@@ -157,9 +162,10 @@ class MitmLane:
         watch = asyncio.ensure_future(idle())
         try:
             await asyncio.wait({up, down, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if up.done() and up.exception() is None:
-                # The client left; what it sent last may still have to be judged and recorded.
-                await plain.send_eof()
+            if up.done():
+                # The client left, by a reset or not: what it sent last may still have to be judged and recorded.
+                with contextlib.suppress(StreamBroken):
+                    await plain.send_eof()
                 await asyncio.wait({down}, timeout=LAST_WORDS_SECONDS)
             if down.done() and down.exception() is None:
                 await client.close()  # the adapter said its last word, a GOAWAY for instance
