@@ -169,3 +169,20 @@ async def test_a_killed_vault_comes_back_whole(home, auditor) -> None:
     assert client.sandbox(made["id"])["state"] == "live"
     assert [item["name"] for item in client.secrets()] == ["shop/orders"]
     assert again.stop()[0] == 0
+
+
+async def test_the_supervisor_hears_when_a_rule_needs_http2(home, auditor) -> None:
+    """A policy with `protocol: h2` asks for the adapter: at start before `ready`, and at the reload that brings it."""
+    with_h2 = (
+        "version: 1\nroles: {agent: {allow: [{host: h2.test, methods: [GET], paths: [/], protocol: h2, name: x}]}}\n"
+    )
+    vault = RunningVault(home, auditor.sockets[0])
+    assert vault.report() == {"ready": True}
+    (home / "policy.yaml").write_text(with_h2)
+    (home / "credentials.yaml").write_text("version: 1\ncredentials: {}\n")
+    AdminClient(home / "admin.sock", timeout=10).reload_policy()
+    assert vault.report() == {"adapter": True}
+    assert vault.stop()[0] == 0
+    again = RunningVault(home, auditor.sockets[0])
+    assert [again.report(), again.report()] == [{"adapter": True}, {"ready": True}]
+    assert again.stop()[0] == 0
