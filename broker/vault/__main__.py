@@ -45,16 +45,18 @@ def main(argv: list[str]) -> int:
         asyncio.run(_run(boot))
     except (BrokerError, StateError) as error:
         remedy = error.remedy if isinstance(error, BrokerError) else ""
-        complain(NAME, f"cannot start: {error.code}: {error.detail}{'; ' + remedy if remedy else ''}")
         line: dict[str, Any] = {"error": error.code, "detail": error.detail, "remedy": remedy}
         problems = getattr(error, "problems", ())
-        for problem in problems:
-            complain(NAME, problem)
+        if boot.report_fd is None:  # otherwise whoever reads the report says it
+            complain(NAME, f"cannot start: {error.code}: {error.detail}{'; ' + remedy if remedy else ''}")
+            for problem in problems:
+                complain(NAME, problem)
         report(boot, line | ({"problems": list(problems)} if problems else {}))
         return 2
     except AuditUnavailable:
         complain(NAME, "stopped: the log cannot be written")
-        report(boot, {"error": "audit-unavailable", "detail": "the log cannot be written", "remedy": ""})
+        remedy = "the auditor says why in a line of its own: disk space, or the log folder's owner and modes"
+        report(boot, {"error": "audit-unavailable", "detail": "the log cannot be written", "remedy": remedy})
         return 2
     return 0
 

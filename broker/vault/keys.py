@@ -45,7 +45,11 @@ def read_key_file(path: Path, *, state_dir: Path, danger_beside_store: bool = Fa
             continue
         if len(key) == KEY_BYTES:
             return key
-    raise KeyRefused("key-invalid", "the key file does not hold 32 bytes as hex or base64", "make one: exeat init")
+    raise KeyRefused(
+        "key-invalid",
+        f"{path} does not hold a key (32 bytes as 64 hex digits or base64)",
+        "restore the key that the store was made with; without a store, remove the file and run `exeat init`",
+    )
 
 
 def key_from_passphrase(passphrase: bytes, salt: bytes) -> bytes:
@@ -71,11 +75,18 @@ def read_private(path: Path, missing: str, modes: str, *, limit: int = 64 * 1024
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        raise KeyRefused(missing, f"{path} cannot be opened", "run `exeat init`, or name the right file") from None
+        raise KeyRefused(
+            missing,
+            f"{path} cannot be opened",
+            "run `exeat init`, which writes what is missing, or name the right file",
+        ) from None
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o077:
             raise KeyRefused(modes, f"{path} must be a regular file of ours with mode 0600", f"chmod 600 {path}")
+        folder = os.stat(path.parent)
+        if folder.st_mode & 0o022 and not folder.st_mode & stat.S_ISVTX:
+            raise KeyRefused(modes, f"others may replace {path}", f"chmod go-w {path.parent}")
         with os.fdopen(descriptor, "rb", closefd=False) as stream:
             content = stream.read(limit + 1)
         if len(content) > limit:

@@ -75,6 +75,10 @@ class Rejection:
         }
 
 
+_INIT = "run `exeat init`, which writes a first one"
+_TESTS = "change the rules or the tests: exeat policy explain shows what decides"
+
+
 def load_policy(policy_path: Path, credentials_path: Path | None, now: float) -> ActivePolicy:
     """Read, parse, compile and test. Blocks. Raises PolicyRejected."""
     texts, services = _read_policy(policy_path)
@@ -82,7 +86,7 @@ def load_policy(policy_path: Path, credentials_path: Path | None, now: float) ->
     if credentials_path is not None:
         credentials = (credentials_path.name, _read(credentials_path))
     if not any(_says_something(text) for text in texts.values()):
-        raise PolicyRejected("policy-empty", f"{policy_path} says nothing", "run `exeat init` to write a first one")
+        raise PolicyRejected("policy-empty", f"{policy_path} says nothing", _INIT)
     bases = [policy_path if policy_path.is_dir() else policy_path.parent]
     if credentials_path is not None:
         bases.append(credentials_path.parent)
@@ -99,14 +103,14 @@ def load_policy(policy_path: Path, credentials_path: Path | None, now: float) ->
     except ValueError as error:
         raise PolicyRejected("policy-invalid", f"the policy cannot be compiled ({type(error).__name__})") from None
     if not policy.roles:
-        raise PolicyRejected("policy-empty", "the policy names no role", "run `exeat init` to write a first one")
+        raise PolicyRejected("policy-empty", "the policy names no role", _INIT)
     failed = tuple(
         f"{result.test.place or 'tests'}: {result.test.request}: {result.got}"
         for result in run_tests(policy, parsed.tests)
         if not result.passed
     )
     if failed:
-        raise PolicyRejected("policy-tests-failed", f"{len(failed)} test(s) of the policy fail", "", failed)
+        raise PolicyRejected("policy-tests-failed", f"{len(failed)} test(s) of the policy fail", _TESTS, failed)
     return ActivePolicy(
         policy=policy,
         secrets=dict(parsed.secrets),
@@ -119,12 +123,12 @@ def load_policy(policy_path: Path, credentials_path: Path | None, now: float) ->
 
 def _read_policy(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     if not path.exists():
-        raise PolicyRejected("policy-missing", f"{path} does not exist", "run `exeat init` to write a first one")
+        raise PolicyRejected("policy-missing", f"{path} does not exist", _INIT)
     if not path.is_dir():
         return {path.name: _read(path)}, _read_all(path.parent / "services")
     texts = {name: text for name, text in _read_all(path).items() if name not in NOT_POLICY}
     if not texts:
-        raise PolicyRejected("policy-missing", f"{path} holds no .yaml file", "run `exeat init` to write a first one")
+        raise PolicyRejected("policy-missing", f"{path} holds no .yaml file", _INIT)
     return texts, _read_all(path / "services")
 
 
@@ -134,7 +138,9 @@ def _read_all(directory: Path) -> dict[str, str]:
     try:
         names = sorted(entry.name for entry in directory.iterdir() if entry.suffix in (".yaml", ".yml"))
     except OSError:
-        raise PolicyRejected("policy-unreadable", f"{directory} cannot be read") from None
+        raise PolicyRejected(
+            "policy-unreadable", f"{directory} cannot be read", f"let the gateway's user (uid {os.geteuid()}) read it"
+        ) from None
     if len(names) > MAX_FILES:
         raise PolicyRejected("policy-unreadable", f"{directory} holds more than {MAX_FILES} files")
     return {name: _read(directory / name) for name in names}
@@ -144,22 +150,28 @@ def _read(path: Path) -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
+        if not path.exists():
+            raise PolicyRejected(
+                "policy-missing", f"{path} does not exist", "run `exeat init`, which writes what is missing"
+            ) from None
         raise PolicyRejected(
-            "policy-unreadable", f"{path} cannot be read", "check that it exists and is ours"
+            "policy-unreadable", f"{path} cannot be read", f"let the gateway's user (uid {os.geteuid()}) read it"
         ) from None
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise PolicyRejected("policy-unreadable", f"{path} is not a file")
+            raise PolicyRejected("policy-unreadable", f"{path} is not a file", "name a file or a folder of files")
         if found.st_mode & 0o002 or found.st_uid not in (0, os.geteuid()):
             raise PolicyRejected("policy-modes", f"others may write {path}", f"chmod o-w {path}")
         with os.fdopen(descriptor, "rb", closefd=False) as stream:
             raw = stream.read(MAX_FILE + 1)
         if len(raw) > MAX_FILE:
-            raise PolicyRejected("policy-unreadable", f"{path} is larger than {MAX_FILE} bytes")
+            raise PolicyRejected(
+                "policy-unreadable", f"{path} is larger than {MAX_FILE} bytes", "split it into several files"
+            )
         return raw.decode("utf-8")
     except (OSError, UnicodeDecodeError):
-        raise PolicyRejected("policy-unreadable", f"{path} is not readable UTF-8 text") from None
+        raise PolicyRejected("policy-unreadable", f"{path} is not UTF-8 text", "save it as UTF-8") from None
     finally:
         os.close(descriptor)
 

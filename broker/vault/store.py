@@ -77,6 +77,9 @@ class SecretInfo:
     scrub: bool
 
 
+_RESTORE = "restore store.json in the state folder from a backup of the same generation"
+
+
 class SecretStore:
     """The open store. All methods block; changes are on disk when they return."""
 
@@ -176,7 +179,9 @@ class SecretStore:
             _open(self._key, check, _KEY_CHECK + self._salt, "")
         except StoreError:
             raise StoreError(
-                "store-wrong-key", "the store does not open with this key", "give the key it was made with"
+                "store-wrong-key",
+                "the store does not open with this key",
+                "restore the key it was made with (key: in exeat.yaml); no other can open it",
             ) from None
         # The records before the seal: where one of them is bad, its name is worth more than "the seal does not fit".
         for name, record in sorted(self._records.items()):
@@ -187,7 +192,7 @@ class SecretStore:
         try:
             _open(self._key, seal, _rest(self._salt, self.generation, self._records), "")
         except StoreError:
-            raise StoreError("store-corrupt", "the set of records is not the one that was sealed") from None
+            raise StoreError("store-corrupt", "the set of records is not the one that was sealed", _RESTORE) from None
 
     def _commit(self, records: dict[str, _Record]) -> None:
         generation = self.generation + 1
@@ -263,7 +268,9 @@ def _parse(raw: bytes) -> tuple[bytes, int, bytes, bytes, dict[str, _Record]]:
     try:
         document = json.loads(raw)
         if document["format"] != FORMAT:
-            raise StoreError("store-newer", "the store has a format that this version does not know")
+            raise StoreError(
+                "store-newer", "the store has a format that this version does not know", "start the newer version"
+            )
         records: dict[str, _Record] = {}
         for name, item in document["records"].items():
             try:
@@ -286,7 +293,7 @@ def _parse(raw: bytes) -> tuple[bytes, int, bytes, bytes, dict[str, _Record]]:
             records,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise StoreError("store-corrupt", "the store file cannot be read") from None
+        raise StoreError("store-corrupt", "the store file is damaged and cannot be read", _RESTORE) from None
 
 
 def _write_private(path: Path, raw: bytes) -> None:
