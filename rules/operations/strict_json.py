@@ -48,22 +48,34 @@ def load(body: bytes, *, depth: int = MAX_DEPTH, nodes: int = MAX_NODES) -> Any:
 
 
 def _measure(body: bytes, depth: int, nodes: int) -> None:
-    bones = _STRING.sub(b"", body)
-    if bones.count(b",") + bones.count(b":") + bones.count(b"[") + bones.count(b"{") > nodes:
-        raise InvalidJson("too many values")
-    level = 0
-    for bracket in _BRACKET.findall(bones):
-        if bracket in b"[{":
-            level += 1
-            if level > depth:
-                raise InvalidJson("nested too deeply")
-        else:
+    """Walk over strings and structure until a cap is passed, so that what costs most is refused soonest.
+
+    One token at a time: a single search over a hostile body would hold the interpreter for seconds, and with it every
+    other sandbox of the process. What no JSON has, closing brackets and strings in a row, is counted as well.
+    """
+    level = separators = strings = 0
+    for match in _TOKEN.finditer(body):
+        token = match[1]
+        if token is None:
+            strings += 1
+            if strings > nodes + 1:
+                raise InvalidJson("too many values")
+        elif token in b"]}":
             level -= 1
+            if level < 0:
+                raise InvalidJson("not JSON")
+        else:
+            separators += 1
+            if separators > nodes:
+                raise InvalidJson("too many values")
+            if token in b"[{":
+                level += 1
+                if level > depth:
+                    raise InvalidJson("nested too deeply")
 
 
-# Also takes an unterminated string up to the end, and possessively: every byte is looked at once, whatever comes.
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-_BRACKET = re.compile(rb"[\[\]{}]")
+# A string also ends with the body, and possessively: every byte is looked at once, whatever comes.
+_TOKEN = re.compile(rb'([\[\]{},:])|"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 

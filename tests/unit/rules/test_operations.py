@@ -82,6 +82,35 @@ def test_what_two_parsers_read_differently_is_refused(body: bytes, why: str) -> 
         load(body)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        b"}",
+        b"]",
+        b'""',
+        b'"a" ',
+        b'\\"\\\\"',
+        b'"\\""',
+        b'{"a":1}}',
+        b"[]",
+        b"[],",
+        b'{"":',
+        b":",
+        b"1,",
+        b"\\",
+        b" ",
+        b"\xc3",
+    ],
+)
+def test_a_body_that_is_costly_to_measure_is_refused_before_it_costs(pattern: bytes) -> None:
+    """Expect 8 MiB of anything to be refused within a fraction of a second: other sandboxes wait meanwhile (B179)."""
+    body = pattern * ((8 << 20) // len(pattern))
+    before = time.thread_time()
+    with pytest.raises(InvalidJson):
+        load(body)
+    assert time.thread_time() - before < 1.0
+
+
 @DERANDOMISED
 @given(values)
 def test_strict_json_reads_what_json_writes(value: Any) -> None:
