@@ -472,8 +472,9 @@ class ClientConnection:
             framing = response_framing(head, self._method)
             body = MessageBody(self._inbox, framing, limits, bad="upstream-protocol", over="response-too-large")
             body.refuse_excess()
-        except (HeadRefused, StreamBroken):
-            self.answered = self.answered or bool(self._inbox.pending)
+        except (HeadRefused, StreamBroken) as error:
+            # Whoever refused a head has taken its bytes already: they were an answer all the same.
+            self.answered = self.answered or isinstance(error, HeadRefused) or bool(self._inbox.pending)
             self._alive = False
             raise
         self._final, self._body = head, body

@@ -378,6 +378,17 @@ async def test_no_answer_at_all_is_told_from_a_started_one():
     assert connection.answered
 
 
+@pytest.mark.parametrize("line", [b"HTTP/0.9 200 OK", b"HTTP/2 200", b"ICY 200 OK", b"HTTP/1.1 2000 X"])
+async def test_a_refused_answer_is_an_answer(line):
+    """B199: what came for a request was refused, so the request is not tried again on a fresh connection."""
+    connection, origin = client()
+    await ask(connection)
+    origin.write(line + b"\r\n\r\n")
+    with pytest.raises(HeadRefused):
+        await connection.next_response()
+    assert connection.answered
+
+
 async def test_an_answer_that_does_not_come_times_out():
     """answer_timeout bounds the wait for a head."""
     connection, _ = client(Limits(answer_timeout=0.02))
