@@ -4,7 +4,7 @@ An attack counts as stopped only if all of these hold:
  a. verdict, reason and status are the expected ones, at each entry point the same; upstream saw nothing, or exactly
     what the case says
  b. no byte that was delivered holds a secret in a promised form
- c. exactly the expected records exist, one with the expected reason, and the log verifies
+ c. exactly the expected records exist, one with the expected reason; the log verifies at the end
  d. a request of a second sandbox still succeeds
 The controls (controls.yaml) must pass, so that a gateway that denies everything fails here.
 """
@@ -43,6 +43,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     """Origins, policy and, for those who ask, a gateway."""
     with Ground(tmp_path_factory.mktemp("attacks")) as made:
         yield made
+        made.verify()
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,6 @@ def test_attack(case: Case, entry: str, ground: Ground, entries: dict[str, Entry
         _answer(case, entry, observed, ground)
     except AssertionError as failure:
         raise AssertionError(f"{case.sentence}\n{failure}\nobserved: {observed}") from None
-    point.verify()
     point.control()
 
 

@@ -48,7 +48,7 @@ import yaml
 
 FOLDER = Path(__file__).parent.parent / "attacks"
 VERDICTS = frozenset("denied malformed closed bad-upstream unavailable cut allowed".split())
-_TOKEN = re.compile(r"\\x[0-9A-Fa-f]{2}|\\[rnt0\\]|\\|\{[a-z][a-z0-9.-]*\}|\{[0-9]+\*(?:[^{}]|\{(?=[^{}]*:\}))+\}")
+_TOKEN = re.compile(r"\\x[0-9A-Fa-f]{2}|\\[rnt0\\]|\\|\{[a-z][a-z0-9.-]*\}|\{[0-9]+\*[^{}]+\}")
 _ESCAPES = {"\\r": b"\r", "\\n": b"\n", "\\t": b"\t", "\\0": b"\0", "\\\\": b"\\"}
 
 

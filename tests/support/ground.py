@@ -3,18 +3,23 @@
 ok.test       bound to the credential `ok`; its secret is CAN
 pub.test      allowed without a credential; so are npm.test, a.wild.test, bücher.test; raw.test is a tunnel
 plain.test    allowed in clear text
+h2.test       as pub.test, by HTTP/2; h2ok.test as ok.test
 evil.test     reachable and served, but no rule names it; denied.test is denied by rule
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 import textwrap
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from audit.segments import segment_files
+from audit.verify import verify
 from rules.compile import compile_policy
 from rules.parse import Sources, parse_sources
 from rules.policy import Policy
@@ -28,12 +33,32 @@ SHAPE = "sk_{32}"
 CREDENTIALS = """\
 version: 1
 credentials:
-  ok: {kind: bearer, secret: "store:ok", hosts: [ok.test], owner: team-ok, placeholder: {env: OK_KEY, shape: "sk_{32}"}}
+  ok: {kind: bearer, secret: "store:ok", hosts: [ok.test, h2ok.test, mixedok.test], owner: team-ok,
+       placeholder: {env: OK_KEY, shape: "sk_{32}"}}
   npm: {kind: bearer, secret: "store:npm", hosts: [npm.test], owner: team-npm,
         placeholder: {env: NPM_KEY, shape: "npm_{32}"}}
 """
 
+ANSWERS = {
+    "mixed.test": ["127.0.0.22", "10.0.0.5"],
+    "mixedok.test": ["127.0.0.21", "10.0.0.5"],
+    "shared.inside.test": ["100.64.0.1"],
+    "wire-server.inside.test": ["168.63.129.16"],
+    "multicast.inside.test": ["224.0.0.1"],
+    "zero.inside.test": ["0.0.0.0"],
+    "metadata.inside.test": ["169.254.169.254"],
+    "benchmark.inside.test": ["198.18.0.1"],
+    "nat64.inside.test": ["64:ff9b::7f00:15"],
+    "mapped.inside.test": ["::ffff:127.0.0.21"],
+    "sixtofour.inside.test": ["2002:7f00:15::1"],
+    "loopback.inside.test": ["127.0.0.21"],
+    "private.inside.test": ["10.0.0.5"],
+}
+"""What names resolve to, at the entry points whose resolver is the test's."""
+
 POLICY = """\
+  mixed.test: {addresses: [127.0.0.22/32], port: PUB}
+  mixedok.test: {addresses: [127.0.0.21/32]}
 services:
   corp-npm: {like: npm, base: "https://npm.test:PUB"}
 roles:
@@ -71,8 +96,30 @@ roles:
       - {name: clear, host: plain.test, scheme: http, methods: [GET], paths: ["/v1/**"]}
       - {name: wild, host: "*.wild.test", port: PUB, methods: [GET], paths: ["/v1/**"]}
       - {name: books, host: "bücher.test", port: PUB, methods: [GET], paths: ["/v1/**"]}
+      - {name: inside, host: "*.inside.test", methods: [GET], paths: ["/v1/**"]}
+      - {name: mixed, host: mixed.test, methods: [GET], paths: ["/v1/**"]}
+      - {name: mixed-ok, host: mixedok.test, methods: [GET], paths: ["/v1/**"], credential: ok}
       - {name: raw, host: raw.test, port: PUB, tunnel: true, reason: a client that pins its certificate}
       - {service: corp-npm, operations: [read]}
+      - {name: h2, host: h2.test, methods: [GET], paths: ["/v1/**"], protocol: h2}
+      - {name: h2-find, host: h2.test, methods: [GET], paths: [/find], query: {q: any}, protocol: h2}
+      - name: h2-ask
+        host: h2.test
+        methods: [POST]
+        paths: [/ask]
+        body: {json: {op: [read], id: string}, max: 4KiB}
+        effect: read
+        protocol: h2
+      - {name: h2-read, host: h2ok.test, methods: [GET], paths: ["/v1/read/**"], credential: ok, protocol: h2}
+      - {name: h2-item, host: h2ok.test, methods: [GET], paths: ["/v1/items/{id}"], credential: ok, protocol: h2}
+      - name: h2-asks
+        host: h2ok.test
+        methods: [POST]
+        paths: [/v1/ask]
+        body: {json: {op: [read], id: string}, max: 4KiB}
+        effect: read
+        credential: ok
+        protocol: h2
     deny:
       - {name: never, host: denied.test}
 """
@@ -86,7 +133,7 @@ class Ground:
         self.broken: dict[str, str] = {}
         """Entry points that did not start, and why."""
         self._stack = contextlib.ExitStack()
-        self.ok = Origin("ok.test", address="127.0.0.21")
+        self.ok = Origin("ok.test", "h2ok.test", address="127.0.0.21")
         # A name for which no rule is written stands on each origin too: a wrong pass would be seen.
         self.pub = Origin(
             "pub.test",
@@ -94,6 +141,7 @@ class Ground:
             "raw.test",
             "a.wild.test",
             "xn--bcher-kva.test",
+            "h2.test",
             address="127.0.0.22",
             authority=self.ok.authority,
         )
@@ -118,7 +166,7 @@ class Ground:
 
     @property
     def rules(self) -> str:
-        """The policy without `version:` and `destinations:`."""
+        """The policy after `version:` and the origins under `destinations:`; it begins with further destinations."""
         return POLICY.replace("PUB", str(self.pub.port))
 
     @property
@@ -160,9 +208,40 @@ class Ground:
         """The sandbox of the control requests."""
         return self.gateway.sandbox()
 
+    @cached_property
+    def tail(self) -> Tail:
+        """The gateway's log."""
+        return Tail(self.gateway.log)
+
+    def verify(self) -> None:
+        """The log, where one was written, verifies. AssertionError naming the first bad record otherwise."""
+        if "gateway" in self.__dict__:
+            report = verify([self.gateway.log])
+            assert report.bad is None, report.bad
+
     def witness(self) -> Witness:
         """What the origins have seen up to now."""
         return Witness(self)
+
+
+class Tail:
+    """A log that grows, each line read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+        self.records: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """All records up to now, in order."""
+        for path in segment_files(self._folder):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+            self.records += [json.loads(line) for line in whole.splitlines()]
+        return self.records
 
 
 class Witness:
