@@ -33,7 +33,7 @@ from audit.events import Event
 from audit.journal import AuditUnavailable, Journal
 from proxy import records
 from proxy.identity import Identified, current
-from proxy.limits import Budgets, LimitTable
+from proxy.limits import BodyShare, Budgets, HeldBodies, LimitTable
 from proxy.ports import Channel, Clock, Directory, DirectoryUnavailable, RandomBytes, Registered, Snapshot
 from proxy.recent import RecentRefusals, RefusalNote
 from proxy.records import Outcome, Seen
@@ -204,6 +204,7 @@ class Gate:
         self._budgets = budgets
         self._recent = recent
         self._table = table
+        self._held = HeldBodies(table)
         self._decide = decide
         self._decide_connect = decide_connect
         self._journal_seconds = journal_seconds
@@ -228,6 +229,10 @@ class Gate:
         if isinstance(verdict, NeedsBody):
             return await self.refuse_waiting(waiting, "internal-error")
         return verdict
+
+    def body_share(self, waiting: NeedsBody) -> BodyShare:
+        """What this request may hold of its body: the lane asks for each piece, and closes it with the request."""
+        return self._held.share(waiting.who.sandbox)
 
     async def refuse_waiting(self, waiting: NeedsBody, reason: str) -> Refuse:
         """The body did not come, or not within its bound. Same request id, one record."""

@@ -2,6 +2,7 @@
 
     Connections      per listener and source before identity is known, per sandbox after (RULINGS 2.6)
     Budgets          RULINGS 4.7: what an allowed request may still carry out in an hour
+    HeldBodies       bytes of bodies that are judged whole, until their requests are over
     RefusalPace      50 refusals a second are answered at once; beyond, the connection is closed (RULINGS 9.2)
     RefusalLeaves    20 a minute, 200 in all: certificates that only carry a refusal (RULINGS 5.6)
 
@@ -51,6 +52,9 @@ class LimitTable:
     query_bytes_per_host: int = 256 * 1024
     read_upload_bytes: int = 1024 * 1024
     missing_per_registry: int = 200
+    held_bodies: int = 256 * 1024 * 1024
+    sandbox_held_bodies: int = 64 * 1024 * 1024
+    """Bytes of judged bodies in one worker, and of one sandbox there: many connections hold no more than a few."""
     tunnel_bytes: int = 1 << 30
     tunnel_seconds: float = 3600.0
     tunnel_idle_seconds: float = 300.0
@@ -121,6 +125,55 @@ class Connections:
     def _release_unidentified(self, slot: Slot) -> None:
         _less(self._listeners, slot.listener)
         _less(self._sources, (slot.listener, slot.peer))
+
+
+# --- judged bodies -----------------------------------------------------------------------------------------------
+
+
+class HeldBodies:
+    """What requests in progress hold of bodies that are judged whole: of one worker, and by (tenant, sandbox)."""
+
+    def __init__(self, table: LimitTable) -> None:
+        self._table = table
+        self._total = 0
+        self._sandboxes: dict[tuple[str, str], int] = {}
+
+    def share(self, sandbox: Sandbox) -> BodyShare:
+        """One request's part, empty at first. Whoever takes it closes it."""
+        return BodyShare(self, (sandbox.tenant, sandbox.id))
+
+    def change(self, owner: tuple[str, str], count: int) -> bool:
+        """Hold `count` bytes more (less where negative); False, and nothing changed, where a bound is reached."""
+        total, mine = self._total + count, self._sandboxes.get(owner, 0) + count
+        if count > 0 and (total > self._table.held_bodies or mine > self._table.sandbox_held_bodies):
+            return False
+        self._total = total
+        if mine > 0:
+            self._sandboxes[owner] = mine
+        else:
+            self._sandboxes.pop(owner, None)
+        return True
+
+
+class BodyShare:
+    """See HeldBodies.share."""
+
+    def __init__(self, held: HeldBodies, owner: tuple[str, str]) -> None:
+        self._held = held
+        self._owner = owner
+        self._size = 0
+
+    def take(self, count: int) -> bool:
+        """`count` bytes came; False: they must not be kept (`too-many-requests`)."""
+        if not self._held.change(self._owner, count):
+            return False
+        self._size += count
+        return True
+
+    def close(self) -> None:
+        """The request is over, and its body dropped."""
+        size, self._size = self._size, 0
+        self._held.change(self._owner, -size)
 
 
 # --- budgets -----------------------------------------------------------------------------------------------------

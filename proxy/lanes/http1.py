@@ -32,7 +32,7 @@ from proxy.gate import Forward, Gate, Handoff, NeedsBody, Refuse
 from proxy.help import HelpHost, HelpRefused, is_help
 from proxy.identity import Identified, same_identity
 from proxy.lanes.handoff import BrokerLane
-from proxy.limits import RefusalPace
+from proxy.limits import BodyShare, RefusalPace
 from proxy.ports import LiveHandle, LiveKey, LiveSet
 from proxy.records import Outcome, Seen
 from rules.facts import FactsRefused, RequestFacts, TunnelFacts
@@ -129,7 +129,18 @@ class Http1Lane:
         if is_help(facts):
             return await self._answer_help(visit, facts)
         asked = await self._gate.head(visit.who, facts, visit.seen)
-        verdict, body = await self._judge_body(visit, asked) if isinstance(asked, NeedsBody) else (asked, None)
+        if not isinstance(asked, NeedsBody):
+            return await self._carry_out(visit, head, asked, None)
+        share = self._gate.body_share(asked)
+        try:
+            verdict, body = await self._judge_body(visit, asked, share)
+            return await self._carry_out(visit, head, verdict, body)
+        finally:
+            share.close()
+
+    async def _carry_out(
+        self, visit: Visit, head: RequestHead, verdict: Refuse | Handoff | Forward, body: bytes | None
+    ) -> bool:
         match verdict:
             case Refuse():
                 return await self._tell(visit, verdict)
@@ -168,7 +179,9 @@ class Http1Lane:
 
     # --- a body that is judged ---
 
-    async def _judge_body(self, visit: Visit, waiting: NeedsBody) -> tuple[Refuse | Handoff | Forward, bytes | None]:
+    async def _judge_body(
+        self, visit: Visit, waiting: NeedsBody, share: BodyShare
+    ) -> tuple[Refuse | Handoff | Forward, bytes | None]:
         """Collect at most the bound and ask again (RULINGS 11.4)."""
         gate, connection = self._gate, visit.connection
         collected = bytearray()
@@ -177,6 +190,8 @@ class Http1Lane:
                 await connection.send_continue()
                 incoming = connection.body(limit=waiting.bound)
                 while (piece := await incoming.read()) is not None:
+                    if not share.take(len(piece)):
+                        return await self._unjudged(visit, waiting, "too-many-requests"), None
                     collected += piece
                     if len(collected) > waiting.bound:
                         return await self._unjudged(visit, waiting, "body-not-judged"), None

@@ -18,7 +18,19 @@ from proxy.ports import Channel
 from rules.names import SandboxId
 from tests.support.fakes import OTHER_TOKEN, SHARED, TOKEN, registered, sandbox
 from tests.support.origins import Origin, head
-from tests.support.rooms import House, NoDialer, basic, destination, get, json_body, op, policy, rule, tunnel_rule
+from tests.support.rooms import (
+    Client,
+    House,
+    NoDialer,
+    basic,
+    destination,
+    get,
+    json_body,
+    op,
+    policy,
+    rule,
+    tunnel_rule,
+)
 from tests.support.scripts import ABORT, READ, script, websocket_echo
 from tests.support.signals import Gate
 
@@ -442,6 +454,32 @@ async def test_a_body_is_read_judged_and_sent_as_judged() -> None:
             client.send(body)
             assert (await client.answer()).status == status
         assert [bytes(seen.body) for seen in origin.received] == [b'{"kind": "read"}']
+
+
+async def test_what_a_sandbox_holds_of_judged_bodies_is_bounded_over_its_connections() -> None:
+    """Expect 429 beyond the bound, another sandbox served as before, and room again once requests ended (B173)."""
+    create = op("dev/w", "api.test", ["/w"], methods=["POST"], effect="write", scheme="http", port=80)
+    rules = policy(rule("dev/w", replace(create, body=json_body({"a": "string"}))))
+    house = House(rules, dialer=NoDialer(), table=LimitTable(sandbox_held_bodies=1500, held_bodies=3000))
+
+    def post(client: Client, size: int, *, token: str = TOKEN) -> None:
+        client.send(get("http://api.test/w", "api.test", "Content-Length: 1000", method="POST", token=token))
+        client.send(b" " * size)
+
+    first, second, other = house.connect(), house.connect(), house.connect()
+    post(first, 900)
+    await asyncio.sleep(0)
+    post(second, 900)
+    answer = await second.answer()
+    assert (answer.status, answer.reason) == (429, "too-many-requests")
+    post(other, 1000, token=OTHER_TOKEN)
+    assert (await other.answer()).status == 403  # judged
+    first.send(b" " * 100)
+    assert (await first.answer()).status == 403
+    again = house.connect()
+    post(again, 1000)
+    assert (await again.answer()).status == 403
+    assert [record["reason"] for record in house.records("request.refused")].count("too-many-requests") == 1
 
 
 async def test_a_denied_upload_is_answered_before_its_body() -> None:
