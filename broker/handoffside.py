@@ -2,9 +2,6 @@
 
 One pump reads frames as long as the hand-off lives, so that a worker that cancels or dies is noticed in every
 phase. What it reads of the body waits here, bounded; then the socket pushes back.
-
-What is sent leaves at the end of the loop's turn, so that the frames of a small answer (head, data, end) cost one
-write and wake the worker once; GATHER_BYTES bounds what waits for that.
 """
 
 from __future__ import annotations
@@ -32,8 +29,6 @@ from wire.handoff import (
 )
 from wire.heads import Framing, HeadRefused, Length, NoBody, ResponseHead
 
-GATHER_BYTES = 32 * 1024
-
 
 class HandoffSide:
     """net.exchange.ClientSide over hand-off frames, after the STATEMENT frame was taken."""
@@ -53,8 +48,6 @@ class HandoffSide:
         self._on_broken: Callable[[], None] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._aborted = False
-        self._outgoing: list[bytes] = []
-        self._outgoing_bytes = 0
         self.head_sent = False
 
     def start(self) -> None:
@@ -124,7 +117,7 @@ class HandoffSide:
             await self._send(AnswerData(data[start : start + DATA_CHUNK]))
 
     async def flush(self) -> None:
-        self._write_out()
+        self._frames.flush()
         if not self._aborted:
             await self._frames.drain()
 
@@ -155,7 +148,6 @@ class HandoffSide:
     async def close(self, last: Refusal | AnswerAbort | None) -> None:
         """End the hand-off, with `last` as its last word where the answer is not whole. Never raises."""
         with contextlib.suppress(StreamBroken, WireError):
-            self._write_out()
             if last is not None:
                 self._frames.send(encode_answer(last))
                 await self._frames.drain()
@@ -168,20 +160,8 @@ class HandoffSide:
     async def _send(self, answer: Answer) -> None:
         if self._aborted:
             raise StreamBroken("closed", "the hand-off was cut")
-        encoded = encode_answer(answer)
-        if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._write_out)
-        self._outgoing.append(encoded)
-        self._outgoing_bytes += len(encoded)
-        if self._outgoing_bytes >= GATHER_BYTES:
-            self._write_out()
+        self._frames.send(encode_answer(answer))
         await self._frames.drain()
-
-    def _write_out(self) -> None:
-        """Send what waits. Never raises."""
-        if self._outgoing:
-            pieces, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
-            self._frames.send(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     async def _read(self) -> None:
         try:

@@ -1,13 +1,15 @@
 """`ControlChannel`: one worker's or executor's control stream, as frames of wire/control.py.
 
 The vault reads nothing else from those processes. A frame out of order, of an unknown type or over its bound closes
-the stream; so does any exception in a callback (RULINGS 11.3).
+the stream; so does any exception in a callback (RULINGS 11.3). What is sent leaves at the end of the loop's turn, so
+that answers to several calls cost one write.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from net.process import complain
 from wire.control import MAX_TO_VAULT, ToVault, decode_to_vault
@@ -26,10 +28,11 @@ class ControlChannel(asyncio.Protocol):
         self._reader = FrameReader(MAX_TO_VAULT)
         self._transport: asyncio.Transport | None = None
         self._held = 0
+        self._outgoing: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # A stream's transport always is one; uvloop's do not inherit from asyncio.Transport.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -49,15 +52,23 @@ class ControlChannel(asyncio.Protocol):
             complain("vault", "a control stream could not be given up", error)
 
     def send(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._write_out)
+        self._outgoing.append(data)
 
     def unsent(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        waiting = sum(map(len, self._outgoing))
+        return waiting + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def close(self) -> None:
+        self._write_out()
         if self._transport is not None:
             self._transport.abort()
+
+    def _write_out(self) -> None:
+        pieces, self._outgoing = self._outgoing, []
+        if pieces and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(pieces))
 
     def hold(self) -> None:
         """One more message is in work."""
