@@ -145,9 +145,12 @@ def response_head(
             once.add(lower)
         if lower == "location" and not is_bare_location(text):
             continue
-        clean, found = scrub_whole(value, patterns)
-        hits += found
-        kept.append((name, clean))
+        kept.append((name, value))
+    # All values at once: no pattern and no escape has a NUL in it, so what is clean together is clean in each.
+    if scrub_whole(b"\0".join(value for _, value in kept), patterns)[1]:
+        shown = [(name, *scrub_whole(value, patterns)) for name, value in kept]
+        kept = [(name, clean) for name, clean, _ in shown]
+        hits += sum(found for _, _, found in shown)
     return ResponseHead(status=head.status, reason=_phrase(head.status), version="1.1", headers=tuple(kept)), hits
 
 

@@ -31,6 +31,12 @@ RUN = 12
 MASK = b"*"
 MAX_MATERIAL = 128 * 1024
 """Bytes of secrets in one scrubber; beyond it the call is not made."""
+STREAM_BYTES = 256 * 1024
+"""After this many bytes searched, a set builds the automaton that is slow to build and fast to run."""
+FAST_PATTERNS = 512
+"""Patterns up to which it does: for more, that automaton takes megabytes."""
+_PIECE_BYTES = 400
+"""What looking at one more piece costs, in bytes searched instead."""
 _FEW_SYMBOLS = 3
 """A window of so few distinct bytes is no part of anything unpredictable; the whole secret still counts."""
 
@@ -62,7 +68,18 @@ class Patterns:
     the executor. Raises ScrubError over MAX_MATERIAL.
     """
 
-    __slots__ = ("__weakref__", "_exact", "_exact_ends", "_folded", "_folded_ends", "empty", "escapes", "longest")
+    __slots__ = (
+        "__weakref__",
+        "_exact",
+        "_exact_ends",
+        "_exact_patterns",
+        "_folded",
+        "_folded_ends",
+        "_until_fast",
+        "empty",
+        "escapes",
+        "longest",
+    )
 
     def __init__(self, guarded: Iterable[Guarded]) -> None:
         values = {item.unpredictable for item in guarded if len(item.value) >= RUN}
@@ -86,11 +103,18 @@ class Patterns:
         """Finds a JSON escape that could hide a byte of a pattern; where none is, the text is its own reading."""
         self.longest = max((len(pattern) for pattern in exact | folded), default=0)
         implementation = ahocorasick_rs.Implementation.ContiguousNFA
-        self._exact = ahocorasick_rs.BytesAhoCorasick(sorted(exact), implementation=implementation)
+        self._exact_patterns = sorted(exact)
+        self._exact = ahocorasick_rs.BytesAhoCorasick(self._exact_patterns, implementation=implementation)
         self._folded = ahocorasick_rs.BytesAhoCorasick(sorted(folded), implementation=implementation)
+        self._until_fast = STREAM_BYTES if len(exact) <= FAST_PATTERNS else 0
 
     def find(self, text: bytes) -> list[tuple[int, int]]:
         """Return (start, end) of every occurrence in `text`, overlapping ones included."""
+        if self._until_fast > 0:
+            self._until_fast -= len(text)
+            if self._until_fast <= 0:
+                fast = ahocorasick_rs.Implementation.DFA
+                self._exact = ahocorasick_rs.BytesAhoCorasick(self._exact_patterns, implementation=fast)
         found = [(start, end) for _, start, end in self._exact.find_matches_as_indexes(text, overlapping=True)]
         found += [
             (start, end) for _, start, end in self._folded.find_matches_as_indexes(text.lower(), overlapping=True)
@@ -144,8 +168,12 @@ class Scrubber:
     def _mark(self, views: Sequence[_View]) -> None:
         spans = self._marks
         for view in views:
-            spans = spans + [(view.begin(start), view.end(end)) for start, end in self._patterns.find(view.text)]
-        self._marks = _merged(spans)
+            for offset, text in view.pieces(self._patterns.longest):
+                found = self._patterns.find(text)
+                if found:
+                    spans = spans + [(view.begin(offset + start), view.end(offset + end)) for start, end in found]
+        if spans is not self._marks:
+            self._marks = _merged(spans)
 
     def _boundary(self, views: Sequence[_View]) -> int:
         """Where the held part starts: the earliest need of any view, moved to a place where none splits an escape."""
@@ -200,18 +228,27 @@ _JSON = re.compile(
     rb"|([\"\\/bfnrt]))"
 )
 _JSON_OPEN = re.compile(rb"\\(?:u(?:[0-9A-Fa-f]{0,3}|[dD][89abAB][0-9A-Fa-f]{2}(?:\\(?:u[0-9A-Fa-f]{0,3})?)?))?\Z")
+_LONGEST_OPEN = 16
+"""More than the bytes of the longest unfinished escape."""
 _SHORT_ESCAPES = {b'"': b'"', b"\\": b"\\", b"/": b"/", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 
 class _View:
     """A reading of the pending bytes. Positions of `text` map back to the pending bytes by `begin` and `end`."""
 
-    __slots__ = ("_parent", "_sizes", "_starts", "_tokens", "text", "whole")
+    __slots__ = ("_derived", "_parent", "_sizes", "_starts", "_tokens", "text", "whole")
 
     def __init__(
-        self, text: bytes, tokens: list[tuple[int, int, int, int]], whole: int, parent: _View | None = None
+        self,
+        text: bytes,
+        tokens: list[tuple[int, int, int, int]],
+        whole: int,
+        parent: _View | None = None,
+        *,
+        derived: bool = True,
     ) -> None:
         self.text = text
+        self._derived = derived
         self._tokens = tokens
         """(position in text, bytes in text, source start, source end) of each undone escape."""
         self._starts = [token[0] for token in tokens]
@@ -221,6 +258,22 @@ class _View:
             whole = parent.begin(whole) if whole < len(parent.text) else parent.whole
         self.whole: int = whole
         """Where in the pending bytes an unfinished escape starts; their length where none does."""
+
+    def pieces(self, reach: int) -> list[tuple[int, bytes]]:
+        """(position, bytes) of all parts of the text where a pattern of up to `reach` bytes may be new to this view.
+
+        What touches no undone escape reads the same in the view that this one was made from, and is found there.
+        """
+        if not self._derived or (2 * reach + _PIECE_BYTES) * len(self._tokens) >= len(self.text):
+            return [(0, self.text)]
+        parts: list[tuple[int, int]] = []
+        for at, size, _, _ in self._tokens:
+            start, stop = max(0, at - reach), at + size + reach
+            if parts and start <= parts[-1][1]:
+                parts[-1] = (parts[-1][0], stop)
+            else:
+                parts.append((start, stop))
+        return [(start, self.text[start:stop]) for start, stop in parts]
 
     def begin(self, position: int) -> int:
         """The first pending byte of the text byte at `position` (or the end)."""
@@ -268,7 +321,7 @@ def _telling_escapes(alphabet: bytes) -> re.Pattern[bytes]:
 
 
 def _views(pending: bytes, escapes: re.Pattern[bytes]) -> list[_View]:
-    plain = _View(pending, [], len(pending))
+    plain = _View(pending, [], len(pending), derived=False)
     views = [plain]
     if b"%" in pending:
         views.append(_undo_percent(plain, None))
@@ -284,7 +337,7 @@ def _views(pending: bytes, escapes: re.Pattern[bytes]) -> list[_View]:
 
 def _ends_in_escape(pending: bytes) -> bool:
     """True if `pending` ends in the middle of a JSON escape."""
-    match = _JSON_OPEN.search(pending, max(0, len(pending) - 16))
+    match = _JSON_OPEN.search(pending, max(0, len(pending) - _LONGEST_OPEN))
     if match is None:
         return False
     before = pending[: match.start()]
@@ -328,9 +381,8 @@ def _undo(
         tokens.append((size, len(decoded), start, stop))
         size += len(decoded)
         at = stop
-    rest = text[at:]
-    open_at = unfinished.search(rest)
-    whole = len(text) if open_at is None else at + open_at.start()
+    open_at = unfinished.search(text, max(at, len(text) - _LONGEST_OPEN))
+    whole = len(text) if open_at is None else open_at.start()
     pieces.append(text[at:whole])
     return _View(b"".join(pieces), tokens, whole, parent)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import gzip
 import json
 import os
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from broker import executor as executor_module
 from net.dial import DialError
 from proxy.brokerlink import HandoffRequest
 from rules.names import CredentialRef
@@ -535,3 +537,26 @@ def test_the_credential_names_here_exist() -> None:
     """The policy of these tests has both credentials."""
     assert {CredentialRef("shop"), CredentialRef("git")} <= policy().credentials.keys()
     assert facts_of.__doc__
+
+
+async def test_scrub_sets_are_gone_with_the_calls_that_use_them(bench: Bench) -> None:
+    """Calls in flight share what was compiled of the same material; after the last one nothing of it is kept."""
+    release = asyncio.Event()
+
+    async def waiting(origin: Origin, stream: MemoryStream) -> None:
+        await origin.until(stream, b"\r\n\r\n")
+        await release.wait()
+        stream.write(whole(b"{}", b"Content-Type: application/json"))
+        await stream.receive()
+
+    bench.origin.script = waiting
+    calls = [asyncio.create_task(bench.ask(bench.request())) for _ in range(2)]
+    async with asyncio.timeout(10):
+        while len(bench.origin.dialled) < 2:
+            await asyncio.sleep(0)
+    assert len(executor_module._COMPILED) == 1
+    release.set()
+    await asyncio.gather(*calls)
+    await bench.settled()
+    gc.collect()
+    assert not executor_module._COMPILED

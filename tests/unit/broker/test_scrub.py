@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.scrub import MASK, MAX_MATERIAL, RUN, Guarded, Patterns, Scrubber, ScrubError, scrub_whole
+from broker.scrub import (
+    MASK,
+    MAX_MATERIAL,
+    RUN,
+    STREAM_BYTES,
+    Guarded,
+    Patterns,
+    Scrubber,
+    ScrubError,
+    scrub_whole,
+)
 
 SECRET = b'sk_live_9fQ2"x/Zr\\7Lm+4KpV0aB8cD'
 PLAIN = b"tok-4mVZx81LrQwS0pEyUb7N"
@@ -264,3 +274,46 @@ def test_an_escape_is_never_cut_in_two(escape: bytes) -> None:
     scrubber = Scrubber(Patterns([Guarded(value=b"0021xyzQW9rT-7")]))
     assert scrubber.feed(b"a" + escape) == b"a"
     assert scrubber.feed(b" ") == escape + b" "
+
+
+SPARSE = b'{"text": "' + b"nothing to see here, " * 400 + b'"}'
+"""A text so long that views of it are searched only where an escape was undone."""
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        b"tok-4mVZx8%31LrQwS0pEyUb7N",
+        b"%74ok-4mVZx81LrQwS0pEyUb7N",
+        b"tok-4mVZx81LrQwS0pEyUb7%4e",
+        b"tok-4mVZx8\\u0031LrQwS0pEyUb7N",
+        b"tok-4mVZx8\\u00251LrQwS0pEyUb7N".replace(b"\\u00251", b"\\u002531"),
+        PLAIN,
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, len(SPARSE) // 2, len(SPARSE)])
+def test_one_escape_far_from_all_others_is_undone(hidden: bytes, place: int) -> None:
+    """A secret with one escape in it is found in a long text that has few of them, wherever it lies."""
+    text = SPARSE[:place] + hidden + SPARSE[place:]
+    assert PLAIN[-8:-1] not in masked(text)
+    for cut in (place + 5, place + len(hidden) // 2, place + len(hidden) - 1):
+        out = masked(text, cut)
+        assert MASK * RUN in out
+        assert PLAIN[-8:-1] not in out
+        assert len(out) == len(text)
+
+
+def test_a_long_stream_is_searched_as_well_as_a_short_one() -> None:
+    """The automaton that takes over in a long stream finds what the first one found."""
+    patterns = Patterns([Guarded(value=PLAIN), Guarded(value=SECRET, public_prefix=b"sk_live_")])
+    scrubber = Scrubber(patterns)
+    piece = b"harmless " * 4096
+    sent = 0
+    while sent <= STREAM_BYTES + 2 * len(piece):
+        assert MASK not in scrubber.feed(piece)
+        sent += len(piece)
+    for name, form in forms(SECRET):
+        before = scrubber.hits
+        out = scrubber.feed(b" " + form + b" ") + scrubber.feed(b"tail tail tail tail tail")
+        assert scrubber.hits > before, name
+        assert UNPREDICTABLE not in out

@@ -96,3 +96,10 @@ def test_values_come_with_their_version(sources: Sources) -> None:
     found = sources.fetch("store:github/${sandbox.owner}", sandbox(), scrub=True)
     assert (found.reveal(), found.version) == (VALUE, "1")
     assert sources.fetch("store:pin", sandbox(), scrub=False).reveal() == b"pin1"
+
+
+def test_what_reads_files_never_runs_on_the_loop(sources: Sources) -> None:
+    """Only sources that are memory alone say that they need no thread; an unknown one is refused before it matters."""
+    assert sources.blocks("file:/run/secrets/x")
+    assert not sources.blocks("env:KEY")
+    assert not sources.blocks("store:github/${sandbox.owner}")
