@@ -284,7 +284,7 @@ class FrontDoor:
         seen = replace(admitted.seen, sni=canonical_name(hello.sni))
         # The rule opens this lane; a client that does not offer HTTP/2 is served by the main one (decision 0007).
         asked = permit.inspected and permit.protocol == H2_RULE and "h2" in hello.alpn
-        http2 = asked and self._mitm_lane.available(who)
+        http2 = asked and self._mitm_lane.reserve(who)
         wrong = wrong_hello(hello, facts, inspected=permit.inspected, http2=http2)
         if wrong is not None:
             reason, detail, alert = wrong

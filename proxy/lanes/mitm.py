@@ -39,6 +39,8 @@ MAX_STREAMS: Final = 128
 """Requests of one connection at a time: what the adapter lets a client open, and some that are ending."""
 ID_BYTES: Final = 16
 LAST_WORDS_SECONDS: Final = 2.0
+PLACE_SECONDS: Final = 30.0
+"""How long a place is kept for a connection whose handshake is not over: longer than a leaf and a handshake take."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -79,6 +81,8 @@ class MitmLane:
         self._channel: FdChannel | None = None
         self._taking: set[asyncio.Task[None]] = set()
         self._guests: dict[bytes, _Guest] = {}
+        self._places: list[tuple[tuple[str, str], float]] = []
+        """Reserved and not used yet: (tenant, sandbox), and the time when the place lapses."""
 
     def attach(self, sock: socket.socket) -> None:
         """Use the adapter at the other end of `sock` (SEQPACKET) from now on; one from before ends."""
@@ -89,16 +93,35 @@ class MitmLane:
         self._taking.add(task)
         task.add_done_callback(self._taking.discard)
 
-    def available(self, who: Identified) -> bool:
-        """Whether a connection of this sandbox would be served now."""
-        mine = (who.sandbox.tenant, who.sandbox.id)
-        theirs = sum(1 for guest in self._guests.values() if (guest.who.sandbox.tenant, guest.who.sandbox.id) == mine)
-        return self._channel is not None and theirs < SANDBOX_CONNECTIONS and len(self._guests) < MAX_CONNECTIONS
+    def reserve(self, who: Identified) -> bool:
+        """Take a place for a connection of this sandbox whose handshake begins now; False: it is not served here.
+
+        `run` uses it, or it lapses: connections that shake hands at the same time count as those that are served.
+        """
+        now = asyncio.get_running_loop().time()
+        self._places = [(owner, until) for owner, until in self._places if until > now]
+        owners = [_owner(guest.who) for guest in self._guests.values()] + [owner for owner, _ in self._places]
+        mine = _owner(who)
+        if self._channel is None or owners.count(mine) >= SANDBOX_CONNECTIONS or len(owners) >= MAX_CONNECTIONS:
+            return False
+        self._places.append((mine, now + PLACE_SECONDS))
+        return True
+
+    def _use_place(self, who: Identified) -> bool:
+        mine = _owner(who)
+        place = next((place for place in self._places if place[0] == mine), None)
+        if place is None:
+            return False
+        self._places.remove(place)
+        return True
 
     async def run(
         self, stream: ByteStream, *, who: Identified, tunnel: TunnelFacts, sni: str | None, seen: Seen
     ) -> None:
-        """Serve one client whose TLS ended here and that speaks HTTP/2. The stream is closed when this returns."""
+        """Serve one client with a reserved place, whose TLS ended here and that speaks HTTP/2.
+
+        The stream is closed when this returns.
+        """
         channel = self._channel
         if channel is None:
             stream.abort()
@@ -108,6 +131,11 @@ class MitmLane:
         guest = _Guest(
             who=who, tunnel=tunnel, sni=sni, seen=seen, channel=channel, plain=await open_socket_stream(ours)
         )
+        if not self._use_place(who):
+            theirs.close()
+            guest.plain.abort()
+            stream.abort()
+            return
         self._guests[number] = guest
         try:
             try:
@@ -222,6 +250,10 @@ class MitmLane:
         guest.plain.abort()
         for request in tuple(guest.requests.values()):
             request.abort()
+
+
+def _owner(who: Identified) -> tuple[str, str]:
+    return (who.sandbox.tenant, who.sandbox.id)
 
 
 class AdapterConnection(ServerConnection):

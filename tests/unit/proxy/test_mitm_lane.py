@@ -69,6 +69,33 @@ async def test_beyond_its_connections_a_sandbox_gets_no_more(monkeypatch: pytest
     await here.room.mitm_lane.close()
 
 
+async def test_connections_that_shake_hands_at_once_are_counted_like_those_that_are_served() -> None:
+    """Expect one sandbox to get its few places, however many handshakes it begins before the first one ends."""
+    here = house()
+    near, far = channel_pair()
+    here.room.mitm_lane.attach(near)
+    channel = FdChannel(far)
+    begun = (here.tunnel("api.test:443", tls="api.test", alpn=["h2"]) for _ in range(3 * mitm.SANDBOX_CONNECTIONS))
+    opened = await asyncio.gather(*begun, return_exceptions=True)
+    served = [client for client in opened if isinstance(client, Client)]
+    assert len(served) == mitm.SANDBOX_CONNECTIONS
+    refused = here.records("connection.refused")
+    assert [record["reason"] for record in refused] == ["no-application-protocol"] * 2 * mitm.SANDBOX_CONNECTIONS
+    for _ in served:
+        taken = await channel.receive()
+        assert taken is not None
+        taken[1].close()
+    for client in served:
+        await closed(client)
+    again = await here.tunnel("api.test:443", tls="api.test", alpn=["h2"])  # places come back with their connections
+    taken = await channel.receive()
+    assert taken is not None
+    taken[1].close()
+    await closed(again)
+    channel.close()
+    await here.room.mitm_lane.close()
+
+
 async def test_a_stream_with_an_unknown_id_is_closed_unread() -> None:
     """The adapter can only speak for connections that were given to it."""
     here = house()
