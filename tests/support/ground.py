@@ -81,6 +81,7 @@ roles:
       - {name: release, host: ok.test, methods: [POST], paths: [/v1/release], credential: ok,
          approval: {from: release-managers}}
       - {name: item, host: ok.test, methods: [GET], paths: ["/v1/items/{id}"], credential: ok}
+      - {name: ok-live, host: ok.test, methods: [GET], paths: [/v1/live], credential: ok, websocket: true}
       - {name: pub, host: pub.test, methods: [GET], paths: ["/v1/**"]}
       - {name: find, host: pub.test, methods: [GET], paths: [/find], query: {q: any}}
       - {name: refs, host: pub.test, methods: [GET], paths: ["/{repo}/info/refs"], query: {service: [git-upload-pack]}}
