@@ -12,6 +12,7 @@ COPY audit audit
 COPY state state
 COPY broker broker
 COPY proxy proxy
+COPY capture capture
 COPY exeat exeat
 RUN /opt/exeat/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation . \
  && /opt/exeat/bin/python -m compileall -q /opt/exeat

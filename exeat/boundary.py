@@ -12,11 +12,13 @@ may also rename what lies in it, and put a policy of his own where ours is looke
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from capture import inside
 from exeat.environment import REMOVED_VARIABLES, node_preload
-from exeat.launch import Plan, ViewEntry, covered, masks, system_view
+from exeat.launch import Capture, ListenerKind, Plan, ViewEntry, covered, masks, system_view
 
 PROXY_PORT = 3128
 INSIDE = "/run/exeat"
@@ -54,6 +56,24 @@ class BoundaryRefused(ValueError):
     """The caller asked for a view that would hand out what the boundary is for. str() names path and remedy."""
 
 
+_CAPTURING: tuple[tuple[ListenerKind, str, int], ...] = (
+    ("captured", "127.0.0.1", inside.CAPTURE_PORT),
+    ("captured", "::1", inside.CAPTURE_PORT),
+    ("dns-udp", "127.0.0.1", inside.DNS_PORT),
+    ("dns-udp", "::1", inside.DNS_PORT),
+    ("dns-tcp", "127.0.0.1", inside.DNS_PORT),
+    ("dns-tcp", "::1", inside.DNS_PORT),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureTools:
+    """Absolute paths of iproute2's `ip` and of nftables' `nft`."""
+
+    ip: str
+    nft: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """Facts about the caller that the plan depends on; collected by the command, so that this stays testable."""
@@ -77,6 +97,7 @@ def plan_sandbox(
     read_only: Sequence[str] = (),
     read_write: Sequence[str] = (),
     port: int = PROXY_PORT,
+    tools: CaptureTools | None = None,
 ) -> Plan:
     """Return the plan that runs `argv` in a sandbox whose only opening is the listener on `port`.
 
@@ -118,10 +139,24 @@ def plan_sandbox(
         gid=gid,
         hostname="sandbox",
         network=True,
-        listeners=(("127.0.0.1", port), ("::1", port)),
+        listeners=(("proxy", "127.0.0.1", port), ("proxy", "::1", port), *(_CAPTURING if tools else ())),
+        capture=None if tools is None else capture_plan(tools),
         reap=True,
         umask=0o022,
     )
+
+
+def capture_plan(tools: CaptureTools) -> Capture:
+    """The commands that make everything in the namespace lead to our listeners."""
+    steps = [(tuple(argv), "") for argv in inside.commands(tools.ip)]
+    return Capture(commands=(*steps, ((tools.nft, "-f", "-"), inside.ruleset())))
+
+
+def find_capture_tools() -> CaptureTools | None:
+    """iproute2 and nftables of this machine, or None: then only clients that use the proxy variables get out."""
+    folders = "/usr/sbin:/sbin:/usr/bin:/bin"
+    ip, nft = shutil.which("ip", path=folders), shutil.which("nft", path=folders)
+    return CaptureTools(ip=ip, nft=nft) if ip and nft else None
 
 
 def workload_environment(caller: Mapping[str, str], variables: Mapping[str, str], cwd: str) -> dict[str, str]:

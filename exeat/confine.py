@@ -19,6 +19,7 @@ The procedure, tagged below:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -29,6 +30,7 @@ import signal
 import socket
 import stat
 import struct
+import subprocess
 import sys
 import warnings  # noqa: F401 - os.execvpe imports it lazily, when the disk it lies on is out of view
 from typing import Any, NoReturn
@@ -46,6 +48,7 @@ _SYS_MOUNT_SETATTR = 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
+_CAP_NET_ADMIN = 12
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _SIGNALS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM}
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -82,21 +85,26 @@ def _prepare(plan: dict[str, Any], channel: socket.socket) -> int:
     spaces = os.CLONE_NEWNS
     if plan["isolate"]:
         spaces |= os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS
-    if plan["network"]:
-        spaces |= os.CLONE_NEWNET
-    _step("namespaces", os.unshare, spaces)
     listeners: list[socket.socket] = []
     if plan["network"]:
+        # Before the PID namespace: the capture's commands are children, and the first child would be its process 1.
+        _step("network namespace", os.unshare, os.CLONE_NEWNET)
         _loopback_up()  # (2)
         _prove_no_route()
-        for host, port in plan["listeners"]:
+        if plan["capture"]:
+            _capture(plan["capture"])
+        _unprivileged_ports()
+        for kind, host, port in plan["listeners"]:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             # IPPROTO_TCP is named so that asyncio sets TCP_NODELAY on what it accepts.
-            listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            how = (socket.SOCK_DGRAM, 0) if kind == "dns-udp" else (socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listener = socket.socket(family, *how)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             _step(f"listener {host}:{port}", listener.bind, (host, port))
-            listener.listen(1024)
+            if kind != "dns-udp":
+                listener.listen(1024)
             listeners.append(listener)
+    _step("namespaces", os.unshare, spaces)
     own_users = is_root and plan["isolate"]
     asks, answers = (os.pipe(), os.pipe()) if own_users else (None, None)
     outside = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # the view changes for this process too
@@ -313,6 +321,31 @@ def _prove_no_route() -> None:
             except OSError:
                 continue
             raise ConfineError("network namespace: there is a route out of it")
+
+
+def _capture(capture: dict[str, Any]) -> None:
+    """Run the given commands in the new network namespace; they need CAP_NET_ADMIN there, and nothing else."""
+    if os.geteuid() != 0:
+        # An ordinary user's capabilities end at exec unless they are ambient (capabilities(7)).
+        header = struct.pack("=II", 0x20080522, 0)
+        admin = 1 << _CAP_NET_ADMIN
+        everything = 0xFFFFFFFF
+        current = _effective_capabilities()
+        low, high = current & everything, current >> 32
+        _check(_libc.capset(header, struct.pack("=IIIIII", low, low, admin, high, high, 0)), "inherit a capability")
+        _check(_libc.prctl(_PR_CAP_AMBIENT, 2, _CAP_NET_ADMIN, 0, 0), "keep a capability for the capture")
+    for argv, text in capture["commands"]:
+        done = subprocess.run(argv, input=text.encode(), capture_output=True, check=False, env={"PATH": "/usr/sbin"})
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            raise ConfineError(f"capture, {os.path.basename(argv[0])}: {said[0] if said else done.returncode}")
+    _libc.prctl(_PR_CAP_AMBIENT, 4, 0, 0, 0)
+
+
+def _unprivileged_ports() -> None:
+    """Port 53 inside is ours to bind; only this namespace is concerned (ip(7), ip_unprivileged_port_start)."""
+    with contextlib.suppress(ConfineError):
+        _write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
 
 
 def _drop_bounding_set() -> None:

@@ -25,8 +25,23 @@ ViewEntry = tuple[ViewKind, str, str]
 """(ro or rw, outside path, inside path), (tmpfs, mount options, path), (link, target, path), (file, text, path)."""
 
 
+ListenerKind = Literal["proxy", "captured", "dns-tcp", "dns-udp"]
+"""What a passed-out socket is for: the explicit proxy, redirected connections, the stub resolver."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """Commands that are run inside the network namespace before anything else: (argv, standard input)."""
+
+    commands: tuple[tuple[tuple[str, ...], str], ...]
+
+
 class BoundaryUnavailable(RuntimeError):
     """The kernel or the machine's settings do not let us confine. str() names the step and the remedy."""
+
+
+class CaptureUnavailable(BoundaryUnavailable):
+    """The boundary could stand, but the redirects inside it could not be made. str() names the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +59,9 @@ class Plan:
     """A network namespace of its own, with loopback and nothing else."""
     isolate: bool = True
     """PID, IPC and UTS namespaces of its own. False for the vault, which must know its callers' processes."""
-    listeners: tuple[tuple[str, int], ...] = ()
+    listeners: tuple[tuple[ListenerKind, str, int], ...] = ()
+    """(kind, address, port) of sockets made inside the namespace and passed out."""
+    capture: Capture | None = None
     pass_fds: tuple[int, ...] = ()
     reap: bool = False
     umask: int = 0o077
@@ -97,7 +114,10 @@ def launch(plan: Plan, *, foreground: bool = False, capture: bool = False) -> Co
             for listener in listeners:
                 listener.close()
             _stop(process)
-            raise BoundaryUnavailable(_explain(str(reply.get("error", "the launcher ended"))))
+            step = str(reply.get("error", "the launcher ended"))
+            if step.startswith("capture"):
+                raise CaptureUnavailable(f"there is no transparent capture here ({step})")
+            raise BoundaryUnavailable(_explain(step))
         weakref.finalize(process, os.close, ours.detach())  # the lifeline: see confine._wait_as_parent
         return Confined(process=process, listeners=listeners)
 
@@ -141,7 +161,8 @@ def interpreter_view(view: Sequence[ViewEntry]) -> list[ViewEntry]:
     candidates = [os.path.realpath(sys.base_prefix), os.path.abspath(sys.prefix)]
     if not rooms.startswith(os.path.abspath(sys.prefix) + "/"):  # an editable installation
         candidates += [
-            f"{rooms}/{room}" for room in ("rules", "wire", "net", "audit", "state", "broker", "proxy", "exeat")
+            f"{rooms}/{room}"
+            for room in ("rules", "wire", "net", "audit", "state", "broker", "proxy", "capture", "exeat")
         ]
     for path in candidates:
         if os.path.isdir(path) and not covered(path, [*view, *extra]):

@@ -16,12 +16,13 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from broker.admin.client import AdminClient, AdminError
-from exeat.boundary import INSIDE, NODE_PRELOAD, PROXY_PORT, Surroundings, plan_sandbox
+from exeat.boundary import INSIDE, NODE_PRELOAD, PROXY_PORT, Surroundings, find_capture_tools, plan_sandbox
 from exeat.environment import client_environment
-from exeat.launch import Confined, launch
+from exeat.launch import CaptureUnavailable, Confined, launch
 from exeat.principals import uid_of_sandbox
 from exeat.settings import Settings
 from exeat.supervisor import SandboxListener, StartRefused, Supervisor
@@ -42,6 +43,7 @@ class Gateway:
     settings: Settings
     admin: AdminClient
     listeners: Listeners
+    report: Callable[[str], None]
     embedded: Supervisor | None = None
 
 
@@ -82,7 +84,7 @@ async def gateway(
             await asyncio.to_thread(admin.status)
             running = True
     if running:
-        yield Gateway(settings=settings, admin=admin, listeners=RemoteListeners(settings))
+        yield Gateway(settings=settings, admin=admin, report=report, listeners=RemoteListeners(settings))
         return
     supervisor = Supervisor(
         replace(settings, listen=listen), danger_shared_uid=danger_shared_uid, environment=os.environ, report=report
@@ -90,7 +92,9 @@ async def gateway(
     await supervisor.start()
     watch = asyncio.create_task(supervisor.wait())
     try:
-        yield Gateway(settings=settings, admin=admin, listeners=_OwnListeners(supervisor), embedded=supervisor)
+        yield Gateway(
+            settings=settings, admin=admin, report=report, listeners=_OwnListeners(supervisor), embedded=supervisor
+        )
     finally:
         supervisor.request_stop()
         await watch
@@ -141,7 +145,8 @@ async def sandbox(
             bundle_file=f"{INSIDE}/bundle.pem",
             node_preload=NODE_PRELOAD,
         )
-        plan = plan_sandbox(
+        plan_with = partial(
+            plan_sandbox,
             argv=argv,
             surroundings=surroundings,
             variables=inside | placeholders | dict(variables or {}) | {"EXEAT_SANDBOX": identifier},
@@ -152,14 +157,19 @@ async def sandbox(
             read_only=read_only,
             read_write=read_write,
         )
+        plan = plan_with(tools=find_capture_tools())
         if not capture:
             signals.take()
-        confined = await asyncio.to_thread(launch, plan, foreground=not capture, capture=capture)
+        try:
+            confined = await asyncio.to_thread(launch, plan, foreground=not capture, capture=capture)
+        except CaptureUnavailable as error:  # the boundary stands without it: clients need the proxy variables then
+            link.report(f"exeat: {error}; only clients that read the proxy variables get out")
+            plan = plan_with(tools=None)
+            confined = await asyncio.to_thread(launch, plan, foreground=not capture, capture=capture)
         signals.pass_to(confined.process)
-        for listener in confined.listeners:
-            link.listeners.add(
-                SandboxListener(sandbox=identifier, channel_key=str(answer["channel_key"]), socket=listener)
-            )
+        key = str(answer["channel_key"])
+        for (use, _, _), listener in zip(plan.listeners, confined.listeners, strict=True):
+            link.listeners.add(SandboxListener(sandbox=identifier, channel_key=key, use=use, socket=listener))
         yield Session(id=identifier, role=role, confined=confined, cwd=plan.cwd, placeholders=placeholders)
     finally:
         if confined is not None and confined.process.poll() is None:
@@ -247,7 +257,13 @@ class RemoteListeners:
             self._ask(control, {"op": "remove", "sandbox": sandbox}, [])
 
     def _hand_over(self, control: socket.socket, listener: SandboxListener, *, hold: bool) -> None:
-        message = {"op": "add", "sandbox": listener.sandbox, "channel_key": listener.channel_key, "hold": hold}
+        message = {
+            "op": "add",
+            "sandbox": listener.sandbox,
+            "channel_key": listener.channel_key,
+            "use": listener.use,
+            "hold": hold,
+        }
         self._ask(control, message, [listener.socket.fileno()])
         listener.socket.close()
 

@@ -27,13 +27,23 @@ import stat
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from broker.admin.client import AdminClient, AdminError
-from exeat.launch import BoundaryUnavailable, Plan, ViewEntry, interpreter_view, launch, masks, system_view
+from exeat.launch import (
+    BoundaryUnavailable,
+    ListenerKind,
+    Plan,
+    ViewEntry,
+    interpreter_view,
+    launch,
+    masks,
+    system_view,
+)
 from exeat.principals import Kind, uid_of
 from exeat.settings import Settings
 
@@ -73,6 +83,7 @@ class SandboxListener:
     sandbox: str
     channel_key: str
     socket: socket.socket
+    use: ListenerKind = "proxy"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -243,11 +254,16 @@ class Supervisor:
     # --- sandboxes' own listeners ------------------------------------------------------------------------
 
     def add_listener(self, listener: SandboxListener) -> None:
-        """Hand a sandbox's listening socket to every worker, now and after a restart."""
+        """Hand a sandbox's socket to its worker, now and after a restart."""
         self._sandboxes.append(listener)
         if self._set is not None:
-            for channel in self._set.listener_channels:
-                _send_listener(channel, listener)
+            self._send(self._set, listener)
+
+    def _send(self, current: _Set, listener: SandboxListener) -> None:
+        """All sockets of a sandbox go to one worker: the names that its stub gave out are in that worker's memory."""
+        channels = current.listener_channels
+        if channels:
+            _send_listener(channels[zlib.crc32(listener.sandbox.encode()) % len(channels)], listener)
 
     def remove_listeners(self, sandbox: str) -> None:
         """Forget the sockets of `sandbox`; the workers close theirs when the vault says that it ended."""
@@ -302,11 +318,13 @@ class Supervisor:
             if request["op"] == "remove" and not sockets:
                 self.remove_listeners(sandbox)
             elif request["op"] == "add" and sockets:
-                key = str(request["channel_key"])
+                key, use = str(request["channel_key"]), request.get("use", "proxy")
+                if use not in get_args(ListenerKind):
+                    raise ValueError
                 if request["hold"]:
                     self._peers[peer].add(sandbox)
                 for entry in sockets:
-                    self.add_listener(SandboxListener(sandbox=sandbox, channel_key=key, socket=entry))
+                    self.add_listener(SandboxListener(sandbox=sandbox, channel_key=key, socket=entry, use=use))
             else:
                 raise ValueError
         except (ValueError, KeyError, TypeError):
@@ -419,8 +437,7 @@ class Supervisor:
             await self._stop_set()
             raise
         for listener in self._sandboxes:
-            for channel in self._set.listener_channels:
-                _send_listener(channel, listener)
+            self._send(self._set, listener)
 
     async def _stop_set(self) -> None:
         current, self._set = self._set, None
@@ -573,7 +590,12 @@ def new_key() -> str:
 
 
 def _send_listener(channel: socket.socket, listener: SandboxListener) -> None:
-    message = {"kind": "sandbox", "sandbox": listener.sandbox, "channel_key": listener.channel_key}
+    message = {
+        "kind": "sandbox",
+        "sandbox": listener.sandbox,
+        "channel_key": listener.channel_key,
+        "use": listener.use,
+    }
     with contextlib.suppress(OSError):  # a worker that is going down; the next set gets it again
         socket.send_fds(channel, [json.dumps(message).encode()], [listener.socket.fileno()])
 

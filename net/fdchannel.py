@@ -30,13 +30,14 @@ class FdChannel:
     def __init__(self, sock: socket.socket, *, channels_too: bool = False) -> None:
         """Take over `sock` (AF_UNIX, SOCK_SEQPACKET). What it carries are stream sockets.
 
-        `channels_too`: further SEQPACKET sockets may come as well (from the supervisor).
+        `channels_too`: SEQPACKET and datagram sockets may come as well (from the supervisor).
         """
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
             raise ChannelBroken("the channel is not a SEQPACKET socket")
         sock.setblocking(False)
         self._sock = sock
-        self._kinds = {socket.SOCK_STREAM, socket.SOCK_SEQPACKET} if channels_too else {socket.SOCK_STREAM}
+        more = {socket.SOCK_SEQPACKET, socket.SOCK_DGRAM} if channels_too else set()
+        self._kinds = {socket.SOCK_STREAM, *more}
         self._closed = False
         self._waiters: set[asyncio.Future[None]] = set()
 

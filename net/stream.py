@@ -423,6 +423,11 @@ class SocketStream(BufferedStream, asyncio.BufferedProtocol):
         finally:
             self._wake()
 
+    def socket(self) -> socket.socket | None:
+        """The connected socket, for looking at it (names, options); None when it is gone."""
+        transport = self._transport
+        return transport.get_extra_info("socket") if transport is not None and not self._gone else None
+
     # --- back-pressure ---
 
     def _hold(self) -> None:

@@ -3,6 +3,7 @@
     accept -> counted -> first bytes -> head -> identity -> absolute-form   one request of lanes/http1.py, and again
                                                          -> CONNECT         gate.tunnel, 200, first bytes, lane
                                                          -> anything else   400
+    capture -> counted -> identity -> looked-up name                        gate.tunnel, first bytes, lane
 
 Rules:
 1. Not HTTP (SOCKS, TLS, a PROXY preface, HTTP/2) on the proxy's port: closed and recorded (bad-protocol).
@@ -16,7 +17,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from ssl import SSLContext
 from typing import Final, Protocol
@@ -35,6 +36,7 @@ from proxy.lanes.tunnel import TunnelLane
 from proxy.limits import Connections, LimitTable, RefusalLeaves, RefusalPace, Slot
 from proxy.ports import Channel, Clock, Directory, DirectoryUnavailable, LiveKey, LiveSet
 from proxy.records import Seen
+from proxy.stubdns import StubNames
 from rules.facts import FactsRefused, TunnelFacts
 from rules.names import OWN_NAME, Host, InvalidName, parse_authority
 from wire.clienthello import ClientHello, ClientHelloReader, ClientHelloRefused
@@ -102,6 +104,7 @@ class FrontDoor:
         pace: RefusalPace,
         live: LiveSet,
         table: LimitTable,
+        names: StubNames,
         http_limits: Limits = DEFAULT_LIMITS,
         on_fault: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
@@ -118,6 +121,7 @@ class FrontDoor:
         self._pace = pace
         self._live = live
         self._table = table
+        self._names = names
         self._http_limits = http_limits
         self._on_fault = on_fault
         self.draining = False
@@ -125,6 +129,19 @@ class FrontDoor:
 
     async def serve(self, stream: ByteStream, channel: Channel) -> None:
         """Serve one connection to its end; the stream is closed when this returns, whatever was raised."""
+        await self._guarded(stream, channel, lambda slot: self._connection(stream, channel, slot))
+
+    async def serve_captured(self, stream: ByteStream, channel: Channel, wanted: tuple[str, int] | None) -> None:
+        """The same for a connection that a redirect inside the sandbox's namespace caught (capture/inside.py).
+
+        `wanted` is the address and port that the client dialled. The address must be the one that the stub resolver
+        gave this sandbox for a name, and that name is what is judged (RULINGS 5.7).
+        """
+        await self._guarded(stream, channel, lambda slot: self._captured(stream, channel, slot, wanted))
+
+    async def _guarded(
+        self, stream: ByteStream, channel: Channel, work: Callable[[Slot], Coroutine[None, None, None]]
+    ) -> None:
         slot = self._connections.arrive(channel.listener, channel.peer)
         if slot is None:
             stream.abort()
@@ -134,7 +151,7 @@ class FrontDoor:
         guard = Guard(self._on_fault)
         guard.watch(stream)
         try:
-            await guard.run(self._connection(stream, channel, slot))
+            await guard.run(work(slot))
         finally:
             self._connections.leave(slot)
 
@@ -159,7 +176,7 @@ class FrontDoor:
         try:
             while (head := await self._next_head(connection, channel, visitor)) is not None:
                 if visitor is None:
-                    found = self._identify(channel, head)
+                    found = self._identify(channel, head.get("proxy-authorization"))
                     if not isinstance(found, Identified):
                         if not self._pace.within(("", channel.peer)):
                             break  # a flood: closed without a word (RULINGS 9.2)
@@ -199,12 +216,12 @@ class FrontDoor:
             connection.abort()
         return None
 
-    def _identify(self, channel: Channel, head: RequestHead) -> Identified | NotIdentified | str:
+    def _identify(self, channel: Channel, presented: tuple[str, ...]) -> Identified | NotIdentified | str:
         try:
             snapshot = self._directory.snapshot()
         except DirectoryUnavailable:
             return "policy-unavailable"
-        return identify(channel, head.get("proxy-authorization"), snapshot, self._clock.wall())
+        return identify(channel, presented, snapshot, self._clock.wall())
 
     async def _not_identified(self, channel: Channel, found: NotIdentified | str) -> Refuse:
         if isinstance(found, str):
@@ -225,6 +242,43 @@ class FrontDoor:
             reason, channel=channel, who=who, seen=seen, detail=detail, tunnel=tunnel, event="connection.refused"
         )
 
+    # --- captured connections: there is no CONNECT, the looked-up name takes its place ---
+
+    async def _captured(self, stream: ByteStream, channel: Channel, slot: Slot, wanted: tuple[str, int] | None) -> None:
+        found = self._identify(channel, ())
+        if not isinstance(found, Identified):
+            if self._pace.within(("", channel.peer)):
+                await self._not_identified(channel, found)
+            stream.abort()
+            return
+        if not self._connections.identified(slot, found.sandbox):
+            await self._gate.refuse("too-many-requests", who=found, event="connection.refused")
+            stream.abort()
+            return
+        sandbox = found.sandbox
+        address, port = wanted if wanted is not None else ("", 0)
+        seen = Seen(lane="captured", connect_host=f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+        host = self._names.host_of(sandbox.id, address)
+        if host is None:
+            detail = "a captured connection to an address that no looked-up name has"
+            await self._refuse_connection(channel, found, "address-literal-refused", seen, detail=detail)
+            stream.abort()
+            return
+        facts = TunnelFacts(host=host, port=port)
+        seen = replace(seen, connect_host=f"{host.authority}:{port}")
+        connection = self._live.add(connection_key(found), lambda reason: stream.abort())
+        try:
+            if host.text == OWN_NAME and port in (80, 443):
+                await self._help_inside(stream, found, facts, replace(seen, lane="help"))
+                return
+            verdict = await self._gate.tunnel(found, facts, seen)
+            if isinstance(verdict, Refuse):
+                await self._deny_inside(stream, found, facts, verdict, clear_too=True)
+                return
+            await self._open(stream, verdict, captured=True)
+        finally:
+            connection.close()
+
     # --- CONNECT ---
 
     async def _connect(self, connection: ServerConnection, head: RequestHead, who: Identified) -> None:
@@ -242,7 +296,9 @@ class FrontDoor:
             return
         seen = Seen(lane="tunnel", connect_host=f"{facts.host.authority}:{facts.port}")
         if facts.host.text == OWN_NAME and facts.port in (80, 443):
-            await self._help_tunnel(connection, who, facts, replace(seen, lane="help"))
+            stream = connection.detach()
+            stream.write(ESTABLISHED)
+            await self._help_inside(stream, who, facts, replace(seen, lane="help"))
             return
         verdict = await self._gate.tunnel(who, facts, seen)
         if isinstance(verdict, Refuse):
@@ -250,18 +306,22 @@ class FrontDoor:
             return
         stream = connection.detach()
         stream.write(ESTABLISHED)
+        await self._open(stream, verdict)
+
+    async def _open(self, stream: ByteStream, verdict: Admitted, *, captured: bool = False) -> None:
+        """Serve what may exist, and cut it when it no longer may."""
         handle = self._live.add(
             tunnel_key(verdict),
             lambda reason: stream.abort(),
             lambda snapshot: self._gate.tunnel_still_allowed(verdict, snapshot),
         )
         try:
-            await self._inside(stream, verdict)
+            await self._inside(stream, verdict, captured)
         finally:
             handle.close()
 
-    async def _inside(self, stream: ByteStream, admitted: Admitted) -> None:
-        """An open CONNECT: what the client says first picks the lane that the rule allows."""
+    async def _inside(self, stream: ByteStream, admitted: Admitted, captured: bool) -> None:
+        """An open tunnel: what the client says first picks the lane that the rule allows."""
         who, facts, permit = admitted.who, admitted.facts, admitted.permit
         peeked = await self._peek(stream)
         if peeked is None:
@@ -273,6 +333,10 @@ class FrontDoor:
                 await self._lane.serve(Visit(who=who, connection=connection, scheme="http", tunnel=facts, seen=seen))
                 return
             reason = "tls-required" if peeked.looks_like_http else "bad-protocol"
+            if captured and peeked.looks_like_http:
+                refuse = await self._refuse_connection(who.channel, who, reason, admitted.seen, tunnel=facts)
+                await self._answer_once(stream, refuse)
+                return
             peeked = _Bad(reason, "clear bytes where only TLS may be")
         if isinstance(peeked, _Bad):
             await self._refuse_connection(
@@ -285,7 +349,7 @@ class FrontDoor:
         # The rule opens this lane; a client that does not offer HTTP/2 is served by the main one (decision 0007).
         asked = permit.inspected and permit.protocol == H2_RULE and "h2" in hello.alpn
         http2 = asked and self._mitm_lane.reserve(who)
-        wrong = wrong_hello(hello, facts, inspected=permit.inspected, http2=http2)
+        wrong = wrong_hello(hello, facts, inspected=permit.inspected, http2=http2, name_required=captured)
         if wrong is not None:
             reason, detail, alert = wrong
             if asked and reason == "no-application-protocol":
@@ -314,10 +378,8 @@ class FrontDoor:
         )
         await self._lane.serve(visit)
 
-    async def _help_tunnel(self, connection: ServerConnection, who: Identified, facts: TunnelFacts, seen: Seen) -> None:
-        """CONNECT to the help host: TLS on 443, clear text on 80. The lane answers it before policy."""
-        stream = connection.detach()
-        stream.write(ESTABLISHED)
+    async def _help_inside(self, stream: ByteStream, who: Identified, facts: TunnelFacts, seen: Seen) -> None:
+        """A tunnel to the help host: TLS on 443, clear text on 80. The lane answers it before policy."""
         peeked = await self._peek(stream)
         if isinstance(peeked, _Clear) and facts.port == 80:
             inner = ServerConnection(stream, self._http_limits)
@@ -348,7 +410,43 @@ class FrontDoor:
             return
         stream = connection.detach()
         stream.write(ESTABLISHED)
-        peeked = await self._peek(stream)
+        await self._tell_inside(stream, who, facts, refuse, await self._peek(stream))
+
+    async def _deny_inside(
+        self, stream: ByteStream, who: Identified, facts: TunnelFacts, refuse: Refuse, *, clear_too: bool
+    ) -> None:
+        """The same where no CONNECT can be answered: in the protocol that the client speaks, or by silence."""
+        sandbox = who.sandbox
+        paced = self._pace.within((sandbox.tenant, sandbox.id))
+        peeked = await self._peek(stream) if paced else None
+        if isinstance(peeked, _Clear) and peeked.looks_like_http and clear_too:
+            await self._answer_once(stream, refuse)
+        elif isinstance(peeked, _Hello) and self._tells_inside(who, facts):
+            await self._tell_inside(stream, who, facts, refuse, peeked)
+        else:
+            stream.abort()
+
+    async def _answer_once(self, stream: ByteStream, refuse: Refuse) -> None:
+        """Read one request and answer it with `refuse`, which is recorded already."""
+        inner = ServerConnection(stream, self._http_limits)
+        try:
+            if await inner.next_head() is not None:
+                await refuse_with(inner, refuse, close=True)
+        except (HeadRefused, StreamBroken):
+            inner.abort()
+            return
+        await inner.close()
+
+    async def _tell_inside(
+        self,
+        stream: ByteStream,
+        who: Identified,
+        facts: TunnelFacts,
+        refuse: Refuse,
+        peeked: _Hello | _Clear | _Bad | None,
+    ) -> None:
+        """Answer with `refuse` inside TLS, under a refusal leaf for the denied name."""
+        sandbox = who.sandbox
         if not isinstance(peeked, _Hello) or wrong_hello(peeked.hello, facts, inspected=True) is not None:
             stream.abort()
             return
@@ -362,14 +460,7 @@ class FrontDoor:
         except (ContextUnavailable, StreamBroken):
             stream.abort()
             return
-        inner = ServerConnection(tls, self._http_limits)
-        try:
-            if await inner.next_head() is not None:
-                await refuse_with(inner, refuse, close=True)
-        except (HeadRefused, StreamBroken):
-            inner.abort()
-            return
-        await inner.close()
+        await self._answer_once(tls, refuse)
 
     def _tells_inside(self, who: Identified, facts: TunnelFacts) -> bool:
         if facts.host.is_literal:
@@ -477,7 +568,7 @@ def connect_facts(head: RequestHead) -> TunnelFacts:
 
 
 def wrong_hello(
-    hello: ClientHello, facts: TunnelFacts, *, inspected: bool, http2: bool = False
+    hello: ClientHello, facts: TunnelFacts, *, inspected: bool, http2: bool = False, name_required: bool = False
 ) -> tuple[str, str, str] | None:
     """(reason, detail, alert) where this ClientHello may not go on in this tunnel, else None.
 
@@ -485,6 +576,8 @@ def wrong_hello(
     """
     if hello.sni is not None and canonical_name(hello.sni) != facts.host.text:
         return "sni-mismatch", "the TLS server name is not the tunnel's host", "unrecognized_name"
+    if hello.sni is None and name_required:
+        return "sni-mismatch", "a captured connection without a server name", "unrecognized_name"
     if not inspected:
         if hello.has_ech:
             # The real name is hidden: nothing that can be checked would be true (RULINGS 5.7).

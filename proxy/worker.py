@@ -29,6 +29,8 @@ from audit.events import Event
 from audit.journal import AuditUnavailable, Journal
 from audit.link import AuditorLink
 from net.addresses import AddressTable
+from net.answering import answer_datagrams, answer_stream
+from net.capture import original_destination
 from net.contexts import ClientContexts, ServerContexts
 from net.dial import Dialer, SocketDialer
 from net.fdchannel import ChannelBroken, FdChannel
@@ -52,6 +54,7 @@ from proxy.limits import Budgets, Connections, LimitTable, RefusalLeaves, Refusa
 from proxy.liveset import Live
 from proxy.ports import Channel, Clock, LiveKey, RandomBytes, Snapshot
 from proxy.recent import RecentRefusals
+from proxy.stubdns import StubNames, answerer
 from proxy.vaultchannel import VaultChannel
 from rules.decide import decide_tunnel
 from rules.decision import TunnelPermit
@@ -77,6 +80,8 @@ class Listener:
     channel_key: str = field(default="", repr=False)
     """Hex."""
     name: str = ""
+    use: Literal["proxy", "captured", "dns-tcp", "dns-udp"] = "proxy"
+    """`captured`: connections that a redirect inside the sandbox's namespace caught; `dns-*`: its stub resolver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +164,9 @@ class Room:
         self.mitm_lane = MitmLane(
             lane=self.lane, random=ports.random, table=table, http_limits=DEFAULT_LIMITS, on_fault=on_fault
         )
+        self.names = StubNames()
         self.front = FrontDoor(
+            names=self.names,
             gate=self.gate,
             directory=directory,
             clock=ports.clock,
@@ -235,7 +242,7 @@ class Worker:
         self._table = AddressTable()
         self._stop = asyncio.Event()
         self._drain_seconds = boot.drain_seconds
-        self._servers: dict[asyncio.Server, str] = {}
+        self._servers: dict[asyncio.Server | asyncio.DatagramTransport, str] = {}
         self._resolver: Resolver = resolver or SystemResolver()
         self._ready = False
         self._seen_live: set[str] = set()
@@ -317,6 +324,7 @@ class Worker:
             if sandbox and SandboxId(sandbox) not in in_force.sandboxes and sandbox in self._seen_live:
                 server.close()
                 del self._servers[server]
+                self._room.names.forget(sandbox)
         self._seen_live = {str(name) for name in in_force.sandboxes}
         self._tell_ready()
         return True
@@ -354,10 +362,24 @@ class Worker:
             key=bytes.fromhex(listener.channel_key),
         )
 
-        async def accepted(stream: SocketStream) -> None:
-            await self._room.front.serve(stream, replace(channel, peer=peer_address(stream.peer)))
+        stub = answerer(self._room.names, listener.sandbox)
 
-        self._servers[await serve_streams(sock, accepted, on_fault=_fault)] = listener.sandbox
+        async def accepted(stream: SocketStream) -> None:
+            arrived = replace(channel, peer=peer_address(stream.peer))
+            match listener.use:
+                case "proxy":
+                    await self._room.front.serve(stream, arrived)
+                case "captured":
+                    await self._room.front.serve_captured(stream, arrived, original_destination(stream))
+                case "dns-tcp":
+                    await answer_stream(stream, stub)
+                case "dns-udp":
+                    raise ValueError("a datagram socket accepts nothing")
+
+        if listener.use == "dns-udp":
+            self._servers[await answer_datagrams(sock, stub)] = listener.sandbox
+        else:
+            self._servers[await serve_streams(sock, accepted, on_fault=_fault)] = listener.sandbox
 
     async def _take_listeners(self, fd: int) -> None:
         """Listeners out of sandboxes' own namespaces, passed by the supervisor (RULINGS 11.9), and the adapter."""
@@ -378,6 +400,7 @@ class Worker:
                         sandbox=str(said["sandbox"]),
                         channel_key=str(said["channel_key"]),
                         name=str(said["sandbox"]),
+                        use=_use(said.get("use", "proxy"), sock),
                     )
                     sock.setblocking(False)
                     await self._listen(sock, listener)
@@ -468,6 +491,15 @@ def _inherited(fd: int) -> socket.socket:
     sock.set_inheritable(False)
     sock.setblocking(False)
     return sock
+
+
+def _use(said: object, sock: socket.socket) -> Literal["proxy", "captured", "dns-tcp", "dns-udp"]:
+    """What a passed socket is for. Raises ValueError where the socket is of another type than its use wants."""
+    if said not in ("proxy", "captured", "dns-tcp", "dns-udp"):
+        raise ValueError("a socket for an unknown use")
+    if (sock.type == socket.SOCK_DGRAM) != (said == "dns-udp"):
+        raise ValueError("a socket of another type than its use")
+    return said
 
 
 def _bound(address: str) -> socket.socket:

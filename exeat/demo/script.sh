@@ -27,6 +27,8 @@ curl -sS -X POST -H "Authorization: Bearer $DEPLOY_TOKEN" -H 'Content-Type: appl
 echo
 
 step direct
-curl -sS --noproxy '*' --max-time 3 "http://192.0.2.1/" 2>&1
-curl -sS --noproxy '*' --max-time 3 "https://orders.shop.example:$DEMO_PORT/" 2>&1
+curl -sS --noproxy '*' --max-time 5 "http://192.0.2.1/" 2>&1
+curl -sS --noproxy '*' --max-time 5 --cacert /run/exeat/bundle.pem -X POST -d '{"order":7}' \
+    "https://orders.shop.example:$DEMO_PORT/v1/refunds" 2>&1
+echo
 exit 0

@@ -47,7 +47,7 @@ STEPS = {
     "orders": "curl reads an order with the placeholder; the broker puts the key in; only kept fields come back:",
     "refund": "A refund was never permitted. The refusal says why, and what would help:",
     "release": "A release needs a person's word. It is held, with a ticket:",
-    "direct": "A connection round the proxy finds no way out:",
+    "direct": "Round the proxy there is no way: a bare address leads nowhere, and a name leads to the gateway again:",
 }
 
 
@@ -152,8 +152,12 @@ async def _tell(
             "the release is held with a ticket and never reached the shop",
         )
         if not unconfined:
-            failed = len(re.findall(r"curl: \((?:6|7|28)\)", said["direct"]))
-            checks.expect(failed == 2, "there is no way round the proxy")
+            # Captured where iproute2 and nftables are installed; without them nothing answers at all.
+            judged_or_lost = "no-rule" in said["direct"] or "curl: (6)" in said["direct"]
+            lost = re.search(r"curl: \((?:7|28|56)\)", said["direct"]) is not None
+            checks.expect(
+                lost and judged_or_lost and "POST /v1/refunds" not in shop.seen, "there is no way round the proxy"
+            )
 
 
 @contextlib.asynccontextmanager

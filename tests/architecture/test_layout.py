@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("rules", "wire", "net", "audit", "state", "broker", "proxy", "exeat")
+ROOMS = ("rules", "wire", "net", "audit", "state", "broker", "proxy", "capture", "exeat")
 OURS = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 NETWORK = frozenset(
     "getaddrinfo gethostbyname create_connection open_connection ClientSession TCPConnector SSLContext "

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("rules", "wire", "net", "audit", "state", "broker", "proxy", "exeat")
+ROOMS = ("rules", "wire", "net", "audit", "state", "broker", "proxy", "capture", "exeat")
 BANNED = frozenset(
     "socket os time asyncio random logging subprocess threading multiprocessing select selectors ssl "
     "pathlib shutil tempfile secrets uuid http.client http.server urllib.request signal io".split()

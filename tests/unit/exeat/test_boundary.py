@@ -240,7 +240,7 @@ def test_a_sandbox_has_its_own_network_and_user(machine: Machine) -> None:
     assert plan.network
     assert plan.isolate
     assert plan.reap
-    assert plan.listeners == (("127.0.0.1", 3128), ("::1", 3128))
+    assert plan.listeners == (("proxy", "127.0.0.1", 3128), ("proxy", "::1", 3128))
     assert (plan.uid, plan.gid) == (4711, 4711)
     assert plan.pass_fds == ()
 

@@ -1,0 +1,47 @@
+"""The rules inside a sandbox's namespace, as text that a person can review and that nft accepts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from capture.inside import CAPTURE_PORT, commands, ruleset
+
+NFT = shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin")
+
+
+def test_what_is_not_redirected_is_dropped_and_counted() -> None:
+    """The output filter's policy is drop, with a counter behind what it lets pass."""
+    text = ruleset()
+    leaving = text[text.index("chain leaving") :]
+    assert "policy drop" in leaving
+    assert re.findall(r"accept|counter name refused", leaving) == ["accept", "accept", "counter name refused"]
+    assert 'oifname "lo" accept' in leaving
+    assert "ct status dnat accept" in leaving
+
+
+def test_name_lookups_are_redirected_before_loopback_is_left_alone() -> None:
+    """A resolver at a loopback address must not be a way past the stub."""
+    text = ruleset()
+    assert text.index("udp dport 53") < text.index('oifname "lo" return') < text.index("meta l4proto tcp redirect")
+    assert f"redirect to :{CAPTURE_PORT}" in text
+
+
+def test_both_ends_of_the_pair_stay_inside() -> None:
+    """No command moves an interface anywhere or adds an address that anybody else has."""
+    words = [word for argv in commands("/sbin/ip") for word in argv]
+    assert "netns" not in words
+    assert all(argv[0] == "/sbin/ip" for argv in commands("/sbin/ip"))
+
+
+@pytest.mark.skipif(NFT is None or os.geteuid() != 0, reason="nft checks a ruleset only for root")
+def test_nft_accepts_the_rules() -> None:
+    """`nft --check`: nothing is loaded."""
+    done = subprocess.run(
+        [str(NFT), "--check", "-f", "-"], input=ruleset(), text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
