@@ -79,6 +79,8 @@ THREAD_BODY_BYTES: Final = 256 * 1024
 THREAD_SECRET_BYTES: Final = 1024
 """Larger scrub sets are compiled in a thread: they cost milliseconds."""
 DECIDE_SECONDS: Final = 5.0
+RUNNING_OF_ONE: Final = 128
+"""Calls of one sandbox at a time: a quarter of what an executor runs (broker/executor_process.py)."""
 REUSED_METHODS: Final = frozenset({"GET", "HEAD"})
 """Only these go over a kept connection: it may be stale, and nothing else may be sent twice (RULINGS 9.7)."""
 
@@ -119,6 +121,7 @@ class Executor:
         journal: Journal,
         clock: Clock,
         random: Callable[[int], bytes] = secrets.token_bytes,
+        running_of_one: int = RUNNING_OF_ONE,
     ) -> None:
         """`random` gives the masking keys of WebSocket frames."""
         self._vault = vault
@@ -126,6 +129,7 @@ class Executor:
         self._journal = journal
         self._clock = clock
         self._random = random
+        self._running_of_one = running_of_one
         self._waiting = Waiting()
         self._calls: set[_Call] = set()
         self._endings: set[asyncio.Task[None]] = set()
@@ -204,6 +208,8 @@ class Executor:
         snapshot, sandbox = self._known(statement, record)  # 2
         policy = snapshot.policy
         call.tenant, call.sandbox, call.digest = sandbox.tenant, sandbox.id, policy.digest
+        if sum((one.tenant, one.sandbox) == (call.tenant, call.sandbox) for one in self._calls) > self._running_of_one:
+            raise _Refused(Refusal(reason="too-many-requests"), record)  # others' calls wait for this executor as well
         facts = _facts(statement, record)  # 3
         body, attested = await self._judged_body(side, statement, facts, policy, sandbox, record)  # 4
         if body is not None:
