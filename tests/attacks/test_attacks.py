@@ -17,19 +17,11 @@ from collections.abc import Iterator
 import pytest
 
 from rules.reasons import reason
+from tests.support.answers import answered
 from tests.support.attackdata import Case, load, render
+from tests.support.attempts import INTENTS, OUTCOMES, EntryPoint, Observed, host_names, secret_names
 from tests.support.canary import found
-from tests.support.entrypoints import (
-    ENTRY_POINTS,
-    INTENTS,
-    OUTCOMES,
-    EntryPoint,
-    Observed,
-    answered,
-    available,
-    host_names,
-    secret_names,
-)
+from tests.support.entrypoints import ENTRY_POINTS, available
 from tests.support.ground import CAN, OTHER_CAN, Ground, Witness
 
 pytestmark = pytest.mark.xdist_group("attacks")

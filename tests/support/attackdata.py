@@ -16,7 +16,7 @@ A file is a list of cases:
       token: none                  the Proxy-Authorization that `{auth}` and CONNECT use: own (default), none, other
                                    (a sandbox whose channel this is not), wrong, ended
       answers: 2                   final answers to read; what is judged is the last one
-      origin: ...                  what the origin answers: a name of entrypoints.HANDLERS, or
+      origin: ...                  what the origin answers: a name of answers.HANDLERS, or
                                    {head: '...', body: '...', coding: gzip, label: br, close: true}: raw bytes; without
                                    `head` one is made, which names `label`, else `coding`
       then: '...'                  sent after a 101; `echoes: '...'` is what must come back
@@ -32,7 +32,7 @@ A file is a list of cases:
         headers: {name: value}     what the answer must carry (`none`: what it must not carry)
 
 Text to bytes: `\r \n \t \0 \\` and `\xNN` are those bytes, `{name}` is a value that only the entry point knows
-(hosts with their ports, `{auth}`, `{ph}`, `{can}`; see entrypoints.Names), `{65536*A}` is a repetition. Every other
+(hosts with their ports, `{auth}`, `{ph}`, `{can}`; see attempts.host_names), `{65536*A}` is a repetition. Every other
 brace is itself. All else is UTF-8.
 """
 

@@ -9,8 +9,9 @@ import pytest
 
 from tests.support.attackdata import CaseFault, load, render
 from tests.support.attacker import Answer, Seen
+from tests.support.attempts import judge
 from tests.support.canary import forms, found
-from tests.support.entrypoints import ENTRY_POINTS, Observed, judge
+from tests.support.entrypoints import ENTRY_POINTS
 
 SECRET = b"canary-0123456789-abcdef"
 CASE = """
@@ -98,7 +99,7 @@ def test_what_is_no_secret_is_not_found() -> None:
 def test_a_forged_refusal_is_told_by_its_header_alone() -> None:
     """Our own Proxy-Status makes a refusal; without it an answer is an upstream's, whatever its status."""
     ours = {"proxy-status": 'exeat; error=http_request_denied; details="no-rule"'}
-    assert (judge(Seen(answers=[Answer(403, "", ours)]), 1).verdict, Observed(verdict="x").reason) == ("denied", None)
+    assert judge(Seen(answers=[Answer(403, "", ours)]), 1).reason == "no-rule"
     assert judge(Seen(answers=[Answer(403, "", {})]), 1).verdict == "allowed"
     assert judge(Seen(answers=[Answer(200, "", {}, complete=False)]), 1).verdict == "cut"
     assert judge(Seen(answers=[Answer(200, "", {})]), 2).verdict == "closed"
