@@ -3,6 +3,7 @@
 1. A credential goes only where its own file binds it: every host and port of a rule that uses it, over TLS (T24).
 2. Every host that a credential is bound to is covered by a rule that uses it (I17, B100).
 3. One place, one lane: a tunnel allows no other rule for its host and port, and protocols do not mix (RULINGS 3.2).
+   Nor may a deny rule name operations there: nobody would see them.
 4. Two rules that can permit the same request name the same credential and the same result (RULINGS 3.1).
 5. The placeholders of one role use different variables.
 """
@@ -89,8 +90,17 @@ def _check_use(
 
 
 def check_places(role: WrittenRole, problems: Problems) -> None:
-    """Check 3: tunnels against every other allow rule, and protocols against each other."""
+    """Check 3: tunnels against every other rule, and protocols against each other."""
     allowing = [entry for entry in role.rules if entry.rule.action == "allow"]
+    denying = [entry for entry in role.rules if entry.rule.action == "deny" and entry.rule.operations]
+    for entry, deny in itertools.product((entry for entry in allowing if entry.rule.tunnel), denying):
+        tunnelled = _places(entry.rule)[0]
+        if any(_meets((pattern, deny.rule.port), tunnelled) for op in deny.rule.operations for pattern in op.hosts):
+            with problems.collecting():
+                entry.node.fail(
+                    f"{entry.rule.id}: in a tunnel to {entry.rule.hosts[0].suffix}:{entry.rule.port} nobody sees what "
+                    f"{deny.rule.id} denies there; deny the whole host, or inspect it"
+                )
     for one, other in itertools.combinations(allowing, 2):
         tunnel, beside = (one, other) if one.rule.tunnel else (other, one)
         if tunnel.rule.tunnel:

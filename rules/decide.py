@@ -33,7 +33,7 @@ from rules.decision import (
     TunnelDecision,
     TunnelPermit,
 )
-from rules.denials import covers, deny_matches, on_host
+from rules.denials import covers, deny_matches, on_host, reaches
 from rules.facts import RequestFacts, Sandbox, TunnelFacts
 from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, bind_arguments, match_operation
 from rules.names import OWN_NAME, CredentialRef, Destination, Host
@@ -91,11 +91,14 @@ def decide_tunnel(policy: Policy, sandbox: Sandbox, facts: TunnelFacts, now: flo
     role = refused
     tunnels: list[Rule] = []
     inspecting: list[Rule] = []
+    unseen: Rule | None = None
     clear_text = False
     for rule in sorted(role.rules_for(facts.host), key=lambda rule: rule.id):
         if rule.action == "deny":
             if not rule.operations and covers(rule, facts.host, facts.port):
                 return _denied_by(rule)
+            if unseen is None and reaches(rule, facts.host, facts.port):
+                unseen = rule
         elif rule.tunnel:
             if covers(rule, facts.host, facts.port):
                 tunnels.append(rule)
@@ -106,6 +109,8 @@ def decide_tunnel(policy: Policy, sandbox: Sandbox, facts: TunnelFacts, now: flo
                 clear_text = clear_text or any(op.scheme == "http" for op in reached)
     if (tunnels and inspecting) or len({rule.protocol for rule in inspecting}) > 1:
         return Denied(reason="ambiguous-rules", message=role.message)
+    if tunnels and unseen is not None:
+        return _denied_by(unseen)  # in a tunnel nobody sees which operation it is: what is denied there denies it all
     if tunnels:
         first = tunnels[0]
         return TunnelPermit(

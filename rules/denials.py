@@ -52,6 +52,11 @@ def covers(rule: Rule, host: Host, port: int) -> bool:
     return (rule.port is None or rule.port == port) and any(pattern.matches(host) for pattern in rule.hosts)
 
 
+def reaches(rule: Rule, host: Host, port: int) -> bool:
+    """Whether some operation of the deny rule `rule` may be meant by what goes to this host and port."""
+    return (rule.port is None or rule.port == port) and any(on_host(op, host) for op in rule.operations)
+
+
 def on_host(op: Operation, host: Host) -> bool:
     return any(pattern.matches(host) for pattern in op.hosts)
 

@@ -644,6 +644,16 @@ def test_a_request_inside_a_tunnel_only_host_is_denied() -> None:
     assert reason(decide(TUNNELS, "GET https://raw.test/v1/read/x")) == "no-rule"
 
 
+@pytest.mark.parametrize("host", ["raw.test", "**.test"])
+def test_an_operation_that_is_denied_at_a_host_denies_tunnels_to_it(host: str) -> None:
+    """Deny wins, and in a tunnel nobody sees the operation: none goes there. Tunnels to other hosts stay."""
+    no_admin = operation("dev/admin", host=host, methods=("POST",), paths=("/admin/**",), port=8443)
+    rules = policy(*TUNNELS.roles["dev"].rules, deny("no-admin", no_admin))
+    answer = decide_tunnel(rules, sandbox(), TunnelFacts.build("raw.test:443"), NOW)
+    assert (reason(answer), answer.rule) == ("denied-by-rule", "dev/no-admin")  # type: ignore[union-attr]
+    assert isinstance(decide_tunnel(rules, sandbox(), TunnelFacts.build("ok.test:443"), NOW), TunnelPermit)
+
+
 def test_contradicting_tunnels_are_refused() -> None:
     """A tunnel beside an inspected rule is a load error; a hand-made one is refused at run time."""
     rules = policy(*TUNNELS.roles["dev"].rules, allow("both", operation("dev/both", host="raw.test")))

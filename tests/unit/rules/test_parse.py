@@ -158,6 +158,9 @@ BAD_TOPS = [
     ("version: 1\nroles: {Dev: {allow: []}}", "not a role name", "one spelling"),
     ("version: 1\neveryone: {allow: []}\nroles: {dev: {allow: []}}", "unknown key 'allow'", "everyone only denies"),
     ("version: 1\nroles: {dev: {allow: [], include: [ops]}}", "'ops' is not known here", "unknown role"),
+    ("version: 1\neveryone: {deny: [{name: d, host: '**.test', methods: [POST], paths: [/a]}]}\n"
+     "roles: {dev: {allow: [{tunnel: true, host: h.test, reason: x}]}}",
+     "nobody sees what everyone/d denies there", "deny wins, also where nobody would see it"),
     ("version: 1\nroles: {dev: {include: [ops]}, ops: {include: [dev]}}", "includes itself", "a cycle"),
     ("version: 1\nroles: {dev: {deny: [{host: h.test, body: {json: {a: [x]}}}]}}", "does not look into bodies", "deny"),
     ("version: 1\nroles: {dev: {deny: [{service: github, operations: [git.fetch], with: {repository: '${sandbox.x}'}}]}}",  # noqa: E501
