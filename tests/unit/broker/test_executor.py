@@ -399,21 +399,27 @@ async def test_a_judged_body_is_attested_and_sent_as_it_is(bench: Bench) -> None
 async def test_one_sandbox_does_not_take_every_place_of_an_executor(bench: Bench) -> None:
     """Expect its calls beyond the bound to be refused, another sandbox's to be made, and a place to come back."""
 
-    async def script(origin: Origin, stream: MemoryStream) -> None:
-        await origin.until(stream, b"never")
+    async def never(origin: Origin, stream: MemoryStream) -> None:
+        while await stream.receive():
+            pass
+
+    async def at_once(origin: Origin, stream: MemoryStream) -> None:
+        await stream.receive()
+        stream.write(whole(b"ok"))
+        await stream.receive()
 
     other = sandbox("sb_two")
     assert bench.vault.current is not None
     everyone = {**bench.vault.current.sandboxes, (other.tenant, other.id): other}
     bench.vault.current = replace(bench.vault.current, sandboxes=everyone)
     bench.executor._running_of_one = 2
-    bench.origin.script = script
+    bench.origin.script = never
     held = [await bench.link.open(bench.request()) for _ in range(2)]
     for exchange in held:
         assert isinstance(await exchange.receive(), Continue)
     assert refused(await bench.ask(bench.request())) == "too-many-requests"
     assert len(bench.vault.opened) == 2
-    bench.origin.script = answer(whole(b"ok"))
+    bench.origin.script = at_once
     assert body_of(await bench.ask(bench.request(sandbox="sb_two"))) == b"ok"
     await held[0].close()
     while bench.executor.running > 1:
