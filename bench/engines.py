@@ -62,7 +62,7 @@ _TUNNEL = """
 roles:
   agent:
     allow:
-      - {host: tunnel.bench.test, tunnel: true, reason: measured}
+      - {host: tunnel.bench.test, port: PORT, tunnel: true, reason: measured}
 """
 _PLAIN = """
 roles:
@@ -94,7 +94,7 @@ def _plain(host: str, extra: str = "") -> str:
 
 @contextmanager
 def _ours(
-    ground: Ground, name: str, host: str, policy: str, *, keyed: bool = False, http2: bool = False
+    ground: Ground, name: str, host: str, policy: str, *, keyed: bool = False, http2: bool = False, opaque: bool = False
 ) -> Iterator[Engine]:
     folder = ground.folder / name
     options = {"credentials": _KEYED_CREDENTIALS, "secrets": {"keyed": SECRET}} if keyed else {}
@@ -106,7 +106,7 @@ def _ours(
         yield Engine(
             name=name,
             host=host,
-            ca_file=gateway.client_files / "ca.pem",
+            ca_file=ground.upstream.ca_file if opaque else gateway.client_files / "ca.pem",
             port=gateway.port,
             pid=gateway.process.pid,
             connect_header=f"Proxy-Authorization: Basic {token}",
@@ -117,7 +117,8 @@ def _ours(
 
 def tunnel(ground: Ground) -> AbstractContextManager[Engine]:
     """An uninspected tunnel: identity, one decision and two records for each connection."""
-    return _ours(ground, "tunnel", "tunnel.bench.test", _TUNNEL)
+    policy = _TUNNEL.replace("PORT", str(ground.upstream.port))
+    return _ours(ground, "tunnel", "tunnel.bench.test", policy, opaque=True)
 
 
 def http1(ground: Ground) -> AbstractContextManager[Engine]:

@@ -132,7 +132,7 @@ def _setting(software: str, rounds: int, seconds: float) -> list[str]:
     commit = _first_line(["git", "rev-parse", "--short", "HEAD"])
     versions = {
         "Python": platform.python_version(),
-        "OpenSSL": ssl.OPENSSL_VERSION,
+        "OpenSSL": ssl.OPENSSL_VERSION.split()[1],
         "uvloop": version("uvloop"),
         "mitmproxy": version("mitmproxy"),
         "Squid": squid.rpartition(" ")[2] or "not installed",
@@ -141,7 +141,8 @@ def _setting(software: str, rounds: int, seconds: float) -> list[str]:
     load = os.getloadavg()[0]
     return [
         f"- Date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC; commit {commit or 'unknown'}",
-        f"- Machine: {cpu}, {os.cpu_count()} processors, Linux {platform.release()}; load average {load:.1f} at the end",
+        f"- Machine: {cpu}, {os.cpu_count()} processors, Linux {platform.release()}; "
+        f"load average {load:.1f} at the end (above 2: others worked here too)",
         f"- Versions: {', '.join(f'{name} {value}' for name, value in versions.items())}",
         f"- {rounds} rounds in turns, {seconds:g} s a workload; engines on one processor, generator and upstream on "
         "another",

@@ -35,7 +35,7 @@ http {{
   client_body_temp_path {folder}/t1; proxy_temp_path {folder}/t2; fastcgi_temp_path {folder}/t3;
   uwsgi_temp_path {folder}/t4; scgi_temp_path {folder}/t5;
   server {{
-    listen {address}:{port} ssl backlog=2048; root {folder}/www;
+    listen {address}:{port} ssl http2 backlog=2048; root {folder}/www;
     ssl_certificate {folder}/upstream.pem; ssl_certificate_key {folder}/upstream.pem; ssl_protocols TLSv1.3;
   }}
 }}
