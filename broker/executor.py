@@ -35,7 +35,7 @@ from broker.errors import BrokerError
 from broker.handoffside import HandoffSide
 from broker.headers import request_headers
 from broker.scrub import Guarded, Patterns, ScrubError
-from broker.shaping import Shaping
+from broker.shaping import Shaping, from_origin
 from broker.vault.clock import Clock
 from broker.vault.records import Fields, attempt, who
 from broker.vault.secret import Secret
@@ -67,7 +67,7 @@ from wire.handoff import (
     facts_of,
     open_sealed,
 )
-from wire.heads import CHUNKED, NO_BODY, Framing, HeadRefused, Length, ResponseHead
+from wire.heads import CHUNKED, NO_BODY, Framing, HeadRefused, Length
 
 STATEMENT_SECONDS: Final = 5.0
 BODY_SECONDS: Final = 30.0
@@ -429,7 +429,7 @@ class Executor:
                 side,
                 lease.connection,
                 request,
-                on_response=transform.on_response if shaped else _as_it_is,
+                on_response=transform.on_response if shaped else from_origin,
                 transform=transform if shaped else None,
                 relay_interim=False,
             )
@@ -709,10 +709,6 @@ async def _patterns(guarded: list[Guarded]) -> Patterns:
             patterns = await asyncio.to_thread(Patterns, guarded)
         _COMPILED[key] = patterns
     return patterns
-
-
-def _as_it_is(head: ResponseHead) -> ResponseHead:
-    return head
 
 
 def _refusal(answer: OpenRefused) -> Refusal:

@@ -143,7 +143,7 @@ def response_head(
             if lower in once:
                 continue
             once.add(lower)
-        if lower == "location" and not is_bare_location(text):
+        if lower in ("location", "content-location") and not is_bare_location(text):
             continue
         kept.append((name, value))
     # All values at once: no pattern and no escape has a NUL in it, so what is clean together is clean in each.

@@ -18,6 +18,13 @@ from rules.decision import Restrictions
 from wire.heads import ResponseHead
 
 
+def from_origin(head: ResponseHead) -> ResponseHead:
+    """`head`, unless it speaks for a proxy: a client would take that for our word (B201). Raises AnswerRefused."""
+    if head.status == 407:
+        raise AnswerRefused("upstream-protocol", "an origin asked for proxy credentials")
+    return head
+
+
 class Shaping:
     """The transform of one credentialed call. `hits` counts masked places in head and body."""
 
@@ -51,7 +58,8 @@ class Shaping:
         return self.holds_head
 
     def on_response(self, head: ResponseHead) -> ResponseHead:
-        """Return the head to send. Raises AnswerRefused(answer-withheld)."""
+        """Return the head to send. Raises AnswerRefused."""
+        from_origin(head)
         bodiless = self._method == "HEAD" or head.status in (204, 304)
         coding = "identity"
         if not bodiless:

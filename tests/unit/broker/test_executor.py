@@ -267,6 +267,7 @@ async def test_a_compressed_echo_is_undone_and_masked(bench: Bench) -> None:
         ("an unknown coding", whole(b"x", b"Content-Encoding: compress")),
         ("both lengths", b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
         ("not HTTP", b"SSH-2.0-x\r\n\r\n"),
+        ("a challenge in the gateway's name", b"HTTP/1.1 407 Proxy Authentication\r\nContent-Length: 0\r\n\r\n"),
         ("an unsolicited 101", b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -47,6 +47,7 @@ def test_nominated_fields_are_not_returned() -> None:
 def test_a_location_that_can_carry_a_token_is_not_returned(value: str) -> None:
     """Query, fragment and userinfo can be authority."""
     assert not is_bare_location(value)
+    assert down((b"Location", value.encode()), (b"Content-Location", value.encode())) == {}
     assert down((b"Location", value.encode()), status=302) == {}
 
 
