@@ -187,7 +187,8 @@ def attempts(host: Host) -> dict[str, str]:
         return dict(answer.json())
 
 
-UNREACHABLE = {"ENETUNREACH", "EHOSTUNREACH", "ENETDOWN", "EADDRNOTAVAIL", "EACCES"}
+UNREACHABLE = {"ENETUNREACH", "EHOSTUNREACH", "ENETDOWN", "EADDRNOTAVAIL", "EACCES", "ECONNRESET", "EPERM"}
+"""No route; or, where connections are captured, reset by the gateway (tcp) or dropped by the rules (udp)."""
 NOT_THERE = {"ENOENT", "EACCES"}
 ROWS: list[tuple[str, set[str], str]] = [
     *[
@@ -196,7 +197,7 @@ ROWS: list[tuple[str, set[str], str]] = [
         for address in ("192.0.2.1", "198.51.100.7", "2001:db8::1")
     ],
     ("broadcast", UNREACHABLE, "nobody hears a broadcast"),
-    ("interfaces", {"nothing"}, "loopback is the only interface"),
+    ("interfaces", {"nothing"}, "there is loopback and a pair that leads to itself"),
     ("add an address", {"EPERM"}, "the network cannot be set up by the workload"),
     ("host loopback", {"ECONNREFUSED"}, "loopback is the sandbox's own, without the host's services"),
     ("host abstract socket", {"ECONNREFUSED"}, "abstract sockets (X11, D-Bus, containerd) are not shared"),
