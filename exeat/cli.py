@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from exeat.commands import audit, gateway, policy, run, sandbox, secret, setup
-from exeat.output import EXIT_USAGE, Output, fail, print_json, say
+from exeat.output import EXIT_USAGE, Output, fail, is_plain, print_json, say
 from exeat.version import __version__
 
 app = typer.Typer(
@@ -48,8 +48,18 @@ def main(argv: list[str] | None = None) -> Any:
     if sys.flags.optimize:
         fail("Python's -O removes checks; start exeat without it", code=EXIT_USAGE)
     try:
-        return app(args=argv, standalone_mode=True)
+        command = typer.main.get_command(app)
+        if is_plain(sys.stdout) or is_plain(sys.stderr):
+            _without_frames(command)
+        return command.main(args=argv, prog_name="exeat")
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise SystemExit(141) from None
+
+
+def _without_frames(command: Any) -> None:
+    """Have help and usage errors of `command` and everything below it printed as text, for pipes and NO_COLOR."""
+    command.rich_markup_mode = None
+    for nested in getattr(command, "commands", {}).values():
+        _without_frames(nested)

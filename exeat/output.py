@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -33,8 +33,15 @@ class Output(StrEnum):
 def console(*, error: bool = False) -> Console:
     """A console that honours NO_COLOR, writes plain text into a pipe, and never guesses at markup in data."""
     stream = sys.stderr if error else sys.stdout
-    plain = bool(os.environ.get("NO_COLOR")) or not stream.isatty()
-    return Console(file=stream, no_color=plain, highlight=False, markup=False, soft_wrap=True, emoji=False)
+    # Not left to rich: FORCE_COLOR would colour a pipe, and NO_COLOR alone leaves bold and dim.
+    return Console(
+        file=stream, force_terminal=not is_plain(stream), highlight=False, markup=False, soft_wrap=True, emoji=False
+    )
+
+
+def is_plain(stream: TextIO) -> bool:
+    """Whether `stream` gets text alone: a pipe, a file, or a terminal whose user set NO_COLOR."""
+    return bool(os.environ.get("NO_COLOR")) or not stream.isatty()
 
 
 def say(text: str, style: str | None = None) -> None:
