@@ -187,13 +187,15 @@ class Auditor:
         if listen is None:
             return None
         # The directory lock is held: a socket left there belongs to an auditor that is gone.
+        fresh = f"{listen.path}.new"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(listen.path)
+            os.unlink(fresh)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(listen.path)
+        listener.bind(fresh)
         # Who may speak is decided by the peer's uid, not by the mode.
-        os.chmod(listen.path, 0o666)  # noqa: S103
+        os.chmod(fresh, 0o666)  # noqa: S103
         listener.listen(64)
+        os.replace(fresh, listen.path)  # the name appears when somebody listens
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = set()

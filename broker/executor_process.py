@@ -201,13 +201,15 @@ class _Process:
             self._slots.release()
 
     async def _listen(self, path: str, executor: Executor) -> None:
+        fresh = f"{path}.new"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+            os.unlink(fresh)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         with listener:
-            listener.bind(path)
-            os.chmod(path, 0o660)
+            listener.bind(fresh)
+            os.chmod(fresh, 0o660)
             listener.listen(64)
+            os.replace(fresh, path)  # the name appears when somebody listens
             listener.setblocking(False)
             loop = asyncio.get_running_loop()
             while True:

@@ -183,7 +183,8 @@ def _vault(settings: Settings, layout: Containers, digest_key: str) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: child.terminate())
     with os.fdopen(report_read, "rb") as report:
-        if report.readline().strip() == b'{"ready": true}' or child.poll() is None:
+        # The vault also reports other things (broker/vault/report.py); an error ends it, and its code is ours.
+        if any(json.loads(line).get("ready") for line in iter(report.readline, b"")):
             publish_certificates(str(AdminClient(layout.socket("admin")).ca()["root_pem"]), layout.client_files)
     raise SystemExit(child.wait())
 

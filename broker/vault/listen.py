@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import os
 import socket
-import stat
 from pathlib import Path
 
 from broker.admin.peers import peer_of
@@ -33,12 +32,13 @@ class ProcessListener:
         self._vault = vault
         self._numbers = itertools.count(1)
         try:
-            if path.exists() and stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink()
+            fresh = path.with_name(path.name + ".new")
+            fresh.unlink(missing_ok=True)
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._sock.bind(str(path))
-            path.chmod(0o666)  # the uid decides, and only the listed containers mount this folder
+            self._sock.bind(str(fresh))
+            fresh.chmod(0o666)  # the uid decides, and only the listed containers mount this folder
             self._sock.listen(64)
+            fresh.replace(path)  # the name appears when somebody listens
         except OSError as error:
             raise BootRefused("listen-unavailable", f"{path}: {os.strerror(error.errno or 0)}") from None
         self._sock.setblocking(False)

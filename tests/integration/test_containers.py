@@ -109,6 +109,7 @@ class Topology:
             gid=GROUP,
             hostname=kind,
             network=False,
+            isolate=False,  # containers share one user namespace: peers see each other's uids
             reap=True,
         )
         self.processes[kind] = launch(plan).process
