@@ -183,9 +183,10 @@ def _vault(settings: Settings, layout: Containers, digest_key: str) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: child.terminate())
     with os.fdopen(report_read, "rb") as report:
-        # The vault also reports other things (broker/vault/report.py); an error ends it, and its code is ours.
-        if any(json.loads(line).get("ready") for line in iter(report.readline, b"")):
-            publish_certificates(str(AdminClient(layout.socket("admin")).ca()["root_pem"]), layout.client_files)
+        # The vault also reports other things (broker/vault/report.py) to its end; an error ends it with its code.
+        for line in iter(report.readline, b""):
+            if json.loads(line).get("ready"):
+                publish_certificates(str(AdminClient(layout.socket("admin")).ca()["root_pem"]), layout.client_files)
     raise SystemExit(child.wait())
 
 
