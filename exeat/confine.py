@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -45,6 +46,7 @@ _MNT_DETACH = 2
 _MOUNT_ATTR = {"ro": 1 | 2 | 4, "rw": 2 | 4}
 """MOUNT_ATTR_RDONLY, NOSUID, NODEV for mount_setattr(2), kernel 5.12 and later."""
 _SYS_MOUNT_SETATTR = 442
+_SYS_OPENAT2, _RESOLVE_NO_SYMLINKS = 437, 4
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
@@ -243,16 +245,32 @@ def _build_view(plan: dict[str, Any]) -> None:
 
 
 def _bind(source: str, target: str, mode: str) -> None:
-    if not os.path.lexists(source):
-        raise ConfineError(f"{source.removeprefix('/old')} does not exist")
-    if stat.S_ISDIR(os.stat(source).st_mode):
+    """Show `source` at `target`. No component of `source` may be a link: whoever can write in a folder on the way
+    could swap one after it was checked (exeat/boundary.py gives real paths)."""
+    opened = _open_without_links(source)
+    if stat.S_ISDIR(os.fstat(opened).st_mode):
         os.makedirs(target, 0o755, exist_ok=True)
     elif not os.path.exists(target):  # a folder bound before may hold it already
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         with open(target, "wb"):
             pass
-    _mount(source, target, None, _MS_BIND | _MS_REC)
+    _mount(f"/old/proc/self/fd/{opened}", target, None, _MS_BIND | _MS_REC)
+    os.close(opened)
     _protect(target, mode, nested=True)
+
+
+def _open_without_links(path: str) -> int:
+    """openat2(2) with RESOLVE_NO_SYMLINKS and O_PATH. Raises ConfineError."""
+    how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS)
+    opened = int(_libc.syscall(_SYS_OPENAT2, -100, path.encode(), how, len(how)))
+    if opened < 0:
+        number = ctypes.get_errno()
+        shown = path.removeprefix("/old")
+        if number == errno.ENOENT:
+            raise ConfineError(f"{shown} does not exist")
+        reason = "a part of it is a symbolic link" if number == errno.ELOOP else os.strerror(number)
+        raise ConfineError(f"show {shown}: {reason}")
+    return opened
 
 
 def _protect(target: str, mode: str, *, nested: bool) -> None:

@@ -166,7 +166,7 @@ def interpreter_view(view: Sequence[ViewEntry]) -> list[ViewEntry]:
         ]
     for path in candidates:
         if os.path.isdir(path) and not covered(path, [*view, *extra]):
-            extra.append(("ro", path, path))
+            extra.append(("ro", os.path.realpath(path), path))
     return extra
 
 

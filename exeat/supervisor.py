@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from broker.admin.client import AdminClient, AdminError
+from broker.admin.peers import peer_of, refuse
 from exeat.launch import (
     BoundaryUnavailable,
     ListenerKind,
@@ -291,10 +292,11 @@ class Supervisor:
         except OSError:
             return
         peer.setblocking(False)
-        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        uid = int.from_bytes(credentials[4:8], sys.byteorder)
-        if uid not in {0, os.geteuid(), *self._settings.admins} or len(self._peers) >= MAX_PEERS:
-            _answer(peer, {"error": "not permitted"})
+        uids = frozenset({0, os.geteuid(), *self._settings.admins})
+        # The rule of the admin socket: a sandbox that reached this path would live in other namespaces.
+        refused = refuse(peer_of(peer), uids, own_uid=os.geteuid())
+        if refused is not None or len(self._peers) >= MAX_PEERS:
+            _answer(peer, {"error": refused or "too many commands are connected"})
             peer.close()
             return
         self._peers[peer] = set()
