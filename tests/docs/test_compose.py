@@ -72,11 +72,13 @@ def test_every_process_is_a_principal_of_its_own(compose: dict[str, Any]) -> Non
 
 
 def test_the_sandbox_has_only_the_internal_network(compose: dict[str, Any]) -> None:
-    """Nothing but the worker is on it, and it leads nowhere."""
-    assert compose["networks"]["sandboxes"]["internal"] is True
-    on_it = [name for name, service in compose["services"].items() if "sandboxes" in (service.get("networks") or [])]
-    assert sorted(on_it) == ["sandbox", "worker"]
-    assert list(compose["services"]["sandbox"]["networks"]) == ["sandboxes"]
+    """Nothing but the worker is on it, it leads nowhere, and no two sandboxes share one."""
+    internal = [name for name, network in compose["networks"].items() if (network or {}).get("internal")]
+    assert internal
+    for network in internal:
+        on_it = [name for name, service in compose["services"].items() if network in (service.get("networks") or [])]
+        assert sorted(on_it) == ["sandbox", "worker"], network
+    assert list(compose["services"]["sandbox"]["networks"]) == internal
     assert compose["services"]["sandbox"]["cap_drop"] == ["ALL"]
 
 
