@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -211,7 +212,10 @@ def end(sandbox: str, config: ConfigOption = None, output: OutputOption = Output
 
 def env(
     role: RoleOption = None,
-    token: Annotated[str | None, typer.Option("--token", help="Of an existing sandbox, instead of a new one.")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option("--token", help="Of an existing sandbox, instead of a new one; - reads it from standard input."),
+    ] = None,
     format: FormatOption = "sh",
     files: FilesOption = None,
     ttl: TtlOption = None,
@@ -228,6 +232,8 @@ def env(
     shape = checked_format(format)
     current = settings(config)
     client = admin(config)
+    if token == "-":  # not on the command line, where every process of the machine can read it
+        token = sys.stdin.readline().strip()
     try:
         if token is None:
             answer = client.create_sandbox(
