@@ -232,7 +232,7 @@ def env(
     shape = checked_format(format)
     current = settings(config)
     client = admin(config)
-    if token == "-":  # not on the command line, where every process of the machine can read it
+    if token == "-":  # noqa: S105 - a dash: not on the command line, where every process can read it
         token = sys.stdin.readline().strip()
     try:
         if token is None:
