@@ -31,7 +31,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "c1": Workload(title="1 kB, 1 client", clients=1),
     "c32": Workload(title="1 kB, 32 clients", clients=32, stretch=1.5),
     "new": Workload(title="new connection for each request, 16 clients", clients=16, fresh=True),
-    "large": Workload(title="50 MB, 2 clients", clients=2, large=True, stretch=1.5),
+    "large": Workload(title="50 MB, 2 clients", clients=2, large=True, stretch=3.0),
 }
 YARDSTICKS = ("direct", "tunnel", "mitmdump", "squid")
 
