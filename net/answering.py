@@ -19,6 +19,9 @@ Answer = Callable[[bytes], bytes | None]
 
 MESSAGES_PER_CONNECTION: Final = 64
 IDLE_SECONDS: Final = 10.0
+CONNECTION_SECONDS: Final = 60.0
+CONNECTIONS: Final = 16
+"""Open at one time on one listener. Whoever holds more of them has no use for them but ours."""
 
 
 class _Datagrams(asyncio.DatagramProtocol):
@@ -41,24 +44,43 @@ async def answer_datagrams(sock: socket.socket, answer: Answer) -> asyncio.Datag
     return transport
 
 
-async def answer_stream(stream: SocketStream, answer: Answer) -> None:
-    """Answer the messages of one connection, each with its two-byte length before it; then close it."""
-    stream.read_timeout = IDLE_SECONDS
-    buffered = b""
-    with contextlib.suppress(StreamBroken):
+class StreamAnswers:
+    """The same for the connections of one listener, each message with its two-byte length before it."""
+
+    def __init__(self, answer: Answer, connections: int = CONNECTIONS) -> None:
+        self._answer = answer
+        self._limit = connections
+        self._open = 0
+
+    async def serve(self, stream: SocketStream) -> None:
+        """Answer the messages of one connection and close it; one over the bound is cut at once."""
+        if self._open >= self._limit:
+            stream.abort()
+            return
+        self._open += 1
+        try:
+            async with asyncio.timeout(CONNECTION_SECONDS):
+                with contextlib.suppress(StreamBroken):
+                    await self._converse(stream)
+                await stream.close()
+        except TimeoutError:
+            stream.abort()
+        finally:
+            self._open -= 1
+
+    async def _converse(self, stream: SocketStream) -> None:
+        stream.read_timeout = IDLE_SECONDS
+        buffered = b""
         for _ in range(MESSAGES_PER_CONNECTION):
             while len(buffered) < 2 or len(buffered) < 2 + int.from_bytes(buffered[:2], "big"):
                 data = await stream.receive()
                 if not data:
-                    break
+                    return
                 buffered += data
-            else:
-                length = int.from_bytes(buffered[:2], "big")
-                message, buffered = buffered[2 : 2 + length], buffered[2 + length :]
-                reply = answer(message)
-                if reply is not None:
-                    stream.write(len(reply).to_bytes(2, "big") + reply)
-                    await stream.drain()
-                    continue
-            break
-    await stream.close()
+            length = int.from_bytes(buffered[:2], "big")
+            message, buffered = buffered[2 : 2 + length], buffered[2 + length :]
+            reply = self._answer(message)
+            if reply is None:
+                return
+            stream.write(len(reply).to_bytes(2, "big") + reply)
+            await stream.drain()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from hashlib import blake2b
 from ipaddress import IPv4Address
 from typing import Final
 
@@ -17,32 +18,49 @@ from rules.names import Host
 from wire.dns import answer
 
 FIRST: Final = int(IPv4Address("198.18.0.1"))
+ADDRESSES: Final = 65_534
+"""The first half of the range: the other one holds an address of our own (capture/inside.py)."""
 NAMES: Final = 4096
-"""Names per sandbox; the one not used for longest makes room. Its address is given out again last."""
+"""Names per sandbox; the one not used for longest makes room, and its address then stands for nothing."""
 SANDBOXES: Final = 4096
+QUERIES_PER_SECOND: Final = 300
+"""Of one sandbox. What is beyond gets silence before it is parsed: its neighbours share the event loop."""
 
 
 class StubNames:
-    """Name <-> synthetic address, apart for each sandbox. Bounded; pure but for its own memory."""
+    """Name <-> synthetic address, apart for each admitted sandbox. Bounded; pure but for its own memory.
+
+    Where in the range a name stands depends on sandbox and name alone. So a worker that was started again, and has
+    forgotten every name, gives a name its old address; an address that a client kept stands for nothing until then.
+    """
 
     def __init__(self, *, names: int = NAMES, sandboxes: int = SANDBOXES) -> None:
         self._names = names
         self._sandboxes = sandboxes
-        self._tables: OrderedDict[str, _Table] = OrderedDict()
+        self._tables: dict[str, _Table] = {}
+
+    def admit(self, sandbox: str) -> bool:
+        """Names may be given out in `sandbox` from now on; False where there are too many sandboxes."""
+        if sandbox not in self._tables:
+            if len(self._tables) >= self._sandboxes:
+                return False
+            self._tables[sandbox] = _Table(sandbox, self._names)
+        return True
 
     def address_of(self, sandbox: str, host: Host) -> str | None:
-        """The address that stands for `host` in `sandbox`, the same while the name is in use."""
+        """The address that stands for `host` in `sandbox`, the same while the name is in use; None: not admitted."""
         table = self._tables.get(sandbox)
-        if table is None:
-            if len(self._tables) >= self._sandboxes:
-                return None
-            table = self._tables[sandbox] = _Table(self._names)
-        return table.address_of(host)
+        return table.address_of(host) if table is not None else None
 
     def host_of(self, sandbox: str, address: str) -> Host | None:
         """The name that `address` stands for in `sandbox`, or None: nobody was given it."""
         table = self._tables.get(sandbox)
         return table.host_of(address) if table is not None else None
+
+    def within(self, sandbox: str, now: float) -> bool:
+        """Count one query; False beyond the pace, or where `sandbox` was not admitted. `now` is in seconds."""
+        table = self._tables.get(sandbox)
+        return table is not None and table.within(int(now))
 
     def forget(self, sandbox: str) -> None:
         """The sandbox ended."""
@@ -50,10 +68,13 @@ class StubNames:
 
 
 class _Table:
-    def __init__(self, size: int) -> None:
+    def __init__(self, sandbox: str, size: int) -> None:
+        self._sandbox = sandbox
         self._size = size
         self._by_name: OrderedDict[str, str] = OrderedDict()
         self._by_address: dict[str, Host] = {}
+        self._second = 0
+        self._queries = 0
 
     def address_of(self, host: Host) -> str:
         known = self._by_name.get(host.text)
@@ -61,10 +82,12 @@ class _Table:
             self._by_name.move_to_end(host.text)
             return known
         if len(self._by_name) >= self._size:
-            oldest, address = self._by_name.popitem(last=False)
-            del oldest
-        else:
-            address = str(IPv4Address(FIRST + len(self._by_name)))
+            _, freed = self._by_name.popitem(last=False)
+            del self._by_address[freed]
+        digest = blake2b(f"{self._sandbox}\0{host.text}".encode(), digest_size=8).digest()
+        place = int.from_bytes(digest, "big") % ADDRESSES
+        while (address := str(IPv4Address(FIRST + place))) in self._by_address:  # ends: there are more than names
+            place = (place + 1) % ADDRESSES
         self._by_name[host.text] = address
         self._by_address[address] = host
         return address
@@ -75,11 +98,22 @@ class _Table:
             self._by_name.move_to_end(host.text)
         return host
 
+    def within(self, second: int) -> bool:
+        if second != self._second:
+            self._second, self._queries = second, 0
+        self._queries += 1
+        return self._queries <= QUERIES_PER_SECOND
 
-def answerer(names: StubNames, sandbox: str) -> Callable[[bytes], bytes | None]:
-    """The stub resolver of one sandbox: query bytes in, answer bytes out, or None for silence."""
+
+def answerer(names: StubNames, sandbox: str, seconds: Callable[[], float]) -> Callable[[bytes], bytes | None]:
+    """The stub resolver of one sandbox: query bytes in, answer bytes out, or None for silence.
+
+    `seconds` is a clock that never goes back.
+    """
 
     def reply(query: bytes) -> bytes | None:
+        if not names.within(sandbox, seconds()):
+            return None
         return answer(query, lambda host: names.address_of(sandbox, host))
 
     return reply

@@ -29,7 +29,7 @@ from audit.events import Event
 from audit.journal import AuditUnavailable, Journal
 from audit.link import AuditorLink
 from net.addresses import AddressTable
-from net.answering import answer_datagrams, answer_stream
+from net.answering import StreamAnswers, answer_datagrams
 from net.capture import original_destination
 from net.contexts import ClientContexts, ServerContexts
 from net.dial import Dialer, SocketDialer
@@ -362,7 +362,10 @@ class Worker:
             key=bytes.fromhex(listener.channel_key),
         )
 
-        stub = answerer(self._room.names, listener.sandbox)
+        if listener.use.startswith("dns-") and not self._room.names.admit(listener.sandbox):
+            complain(PROCESS, "too many sandboxes have a stub resolver; this one looks up nothing")
+        stub = answerer(self._room.names, listener.sandbox, self._room.clock.boot)
+        stub_streams = StreamAnswers(stub)
 
         async def accepted(stream: SocketStream) -> None:
             arrived = replace(channel, peer=peer_address(stream.peer))
@@ -372,7 +375,7 @@ class Worker:
                 case "captured":
                     await self._room.front.serve_captured(stream, arrived, original_destination(stream))
                 case "dns-tcp":
-                    await answer_stream(stream, stub)
+                    await stub_streams.serve(stream)
                 case "dns-udp":
                     raise ValueError("a datagram socket accepts nothing")
 
