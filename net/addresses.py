@@ -189,6 +189,30 @@ class AddressTable:
             return AddressRefused(address="", why="no address")
         return Vetted(addresses=tuple(passed))
 
+    def vet_operators(self, ips: Iterable[str], port: int) -> Vetted | AddressRefused:
+        """Judge the addresses of a place that the operator named: it may be private or on this machine, but not us.
+
+        No sandbox chooses it, so a listener's port counts only on an address of this machine: 3128 is customary
+        for us and for others.
+        """
+        passed: list[str] = []
+        for text in ips:
+            try:
+                address = ip_address(text)
+            except ValueError:
+                return AddressRefused(address=text[:64], why="not an address")
+            ours = address.is_loopback or address in self.own or any(address in one for one in self.self_addresses)
+            if ours and port in self.listener_ports:
+                return AddressRefused(address=str(address), why="own-listener")
+            for row in _refusals(address):
+                if not row.openable or row.name in ("link-local", "cloud-platform"):
+                    return AddressRefused(address=str(address), why=row.name)
+            if str(address) not in passed:
+                passed.append(str(address))
+        if not passed:
+            return AddressRefused(address="", why="no address")
+        return Vetted(addresses=tuple(passed))
+
     def _why(self, address: Address, port: int, allowed: tuple[Network, ...]) -> str | None:
         if port in self.listener_ports:
             return "own-listener"

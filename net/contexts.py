@@ -199,6 +199,9 @@ def client_context(trust: TrustKey) -> ssl.SSLContext:
             # A destination may pin an intermediate of its own; the system store holds roots only.
             context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
             context.load_verify_locations(cadata=trust.ca_pem)
+        if trust.added_pem is not None:
+            context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # an operator may name an intermediate
+            context.load_verify_locations(cadata=trust.added_pem)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise TrustUnusable(f"the certificate authorities cannot be read ({type(error).__name__})") from None
     if not context.cert_store_stats()["x509"]:

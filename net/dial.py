@@ -10,6 +10,13 @@ The procedure, tagged in the code:
   6  TLS verified for the name, inside the same 10 s.
 
 Nothing is sent upstream before 6 is done. There is no proxy variable, no fallback and no retry here.
+
+Where the operator set an upstream proxy (net/upstream.py), a destination that it carries goes another way:
+
+  p1  own names, literals, special-use names and destinations tied to addresses are refused, and nothing is looked up;
+  p2  the proxy's own address: the operator's, so it may be private, but it is never one of our listeners;
+  p3  connect to it as in 4 and 5, and CONNECT by name; only 200 goes on;
+  p4  TLS verified for the destination's name through the tunnel, inside the same 10 s.
 """
 
 from __future__ import annotations
@@ -30,6 +37,7 @@ from net.resolve import Lookups, ResolveFailed
 from net.stream import ByteStream, NetError, StreamBroken, open_socket_stream
 from net.tls import PeerCertificateRefused, client_side
 from net.trust import SYSTEM_TRUST, TrustKey, TrustUnusable
+from net.upstream import DELEGATED, ProxyRefused, UpstreamProxy, ask_for_tunnel, why_not_by_name
 from rules.names import OWN_NAME, Destination
 
 CONNECT_SECONDS = 10.0
@@ -75,7 +83,7 @@ class DialTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """An open connection. `address` is the numeric one dialled; `tls_version` None means clear text."""
+    """An open connection. `address` is the numeric one dialled, or `delegated`; `tls_version` None: clear text."""
 
     stream: ByteStream
     address: str
@@ -87,6 +95,10 @@ class Dialer(Protocol):
 
     async def dial(self, target: DialTarget) -> Connected:
         """Raises DialError; within 3 s for the name and 10 s for connecting and TLS together."""
+        ...
+
+    def via(self, target: DialTarget) -> str:
+        """The upstream proxy that `target` would be dialled through, as `host:port`; empty: none."""
         ...
 
 
@@ -102,6 +114,7 @@ class SocketDialer:
         interfaces: Callable[[], frozenset[Address]] = local_addresses,
         seconds: float = CONNECT_SECONDS,
         stagger: float = STAGGER_SECONDS,
+        upstream: UpstreamProxy | None = None,
     ) -> None:
         """`table` is asked at each dial, so that new listeners count at once; `interfaces` is added to its `own`."""
         self._lookups = lookups
@@ -110,6 +123,12 @@ class SocketDialer:
         self._interfaces = interfaces
         self._seconds = seconds
         self._stagger = stagger
+        self._upstream = upstream
+        self._finding_proxy: asyncio.Future[tuple[str, ...]] | None = None
+
+    def via(self, target: DialTarget) -> str:
+        proxy = self._upstream
+        return proxy.name if proxy is not None and proxy.carries(target.destination.host) else ""
 
     async def dial(self, target: DialTarget) -> Connected:
         host, port = target.destination.host, target.destination.port
@@ -117,6 +136,8 @@ class SocketDialer:
             raise DialError("address-refused", "an own name is never dialled")
         if target.want_tls != (target.destination.scheme == "https"):
             raise DialError("internal-error", "scheme and TLS disagree")
+        if self._upstream is not None and self._upstream.carries(host):
+            return await self._delegate(target, self._upstream)
         addresses = await self._addresses(target)  # 2
         vetted = self._vet(target, addresses)  # 3
         if not host.is_literal and not target.static:
@@ -145,12 +166,78 @@ class SocketDialer:
         except ResolveFailed as error:
             raise DialError("dns-failed", str(error)) from None
 
-    def _vet(self, target: DialTarget, addresses: tuple[str, ...]) -> tuple[str, ...]:
+    async def _delegate(self, target: DialTarget, proxy: UpstreamProxy) -> Connected:
+        """The way through the upstream proxy. There is no other one for this target, whatever happens here."""
+        destination = target.destination
+        if (why := why_not_by_name(destination.host)) is not None:  # p1
+            raise DialError("address-refused", why, DELEGATED)
+        if target.static or target.addresses_allowed:
+            detail = (
+                "addresses: and resolve: cannot be kept behind the upstream proxy; list the host in upstream.except"
+            )
+            raise DialError("address-refused", detail, DELEGATED)
+        trust = replace(target.trust, added_pem=proxy.ca_pem) if proxy.ca_pem is not None else target.trust
+        try:
+            addresses = await self._proxy_addresses(proxy)  # p2
+            async with asyncio.timeout(self._seconds):
+                context = await self._contexts.get(trust) if target.want_tls else None
+                connection, _ = await self._connect(addresses, proxy.port)  # p3
+                stream = await _open_stream(connection)
+                try:
+                    await ask_for_tunnel(stream, destination, proxy.authorization)
+                except BaseException:
+                    stream.abort()
+                    raise
+                if context is None:
+                    return Connected(stream=stream, address=DELEGATED, tls_version=None)
+                return await self._verify(stream, context, destination.host.text, DELEGATED)  # p4
+        except DialError as error:
+            detail = error.detail_for_log
+            if error.address != DELEGATED:  # it is about the connection to the proxy, not about what lies behind it
+                detail = f"the upstream proxy: {detail}"
+            raise DialError(error.reason, detail, DELEGATED) from None
+        except ProxyRefused as error:
+            raise DialError("upstream-unreachable", str(error), DELEGATED) from None
+        except StreamBroken as error:
+            raise DialError("upstream-unreachable", f"the upstream proxy: {error.kind}", DELEGATED) from None
+        except TimeoutError:
+            detail = f"not connected through the upstream proxy within {self._seconds:g} s"
+            raise DialError("upstream-timeout", detail, DELEGATED) from None
+        except TrustUnusable as error:
+            raise DialError("upstream-certificate", str(error), DELEGATED) from None
+
+    async def _proxy_addresses(self, proxy: UpstreamProxy) -> tuple[str, ...]:
+        """Where the proxy is. One lookup for all who wait, so that no sandbox uses up another's."""
+        host = proxy.place
+        if host.is_literal:
+            addresses: tuple[str, ...] = (host.text,)
+        else:
+            finding = self._finding_proxy
+            if finding is None or finding.done():
+                finding = asyncio.ensure_future(self._lookups.addresses(*_NOBODY, host, proxy.port))
+                finding.add_done_callback(lambda done: done.cancelled() or done.exception())
+                self._finding_proxy = finding
+            try:
+                addresses = await asyncio.shield(finding)
+            except ResolveFailed as error:
+                raise DialError("upstream-unreachable", f"its name: {error}") from None
+        verdict = self._current_table("upstream-unreachable").vet_operators(addresses, proxy.port)
+        if isinstance(verdict, AddressRefused):
+            raise DialError("upstream-unreachable", f"its address: {verdict.why}", verdict.address)
+        if not host.is_literal:
+            self._lookups.keep(*_NOBODY, host, addresses)
+        return verdict.addresses
+
+    def _current_table(self, reason: DialReason) -> AddressTable:
+        """The address table with the interfaces of this moment."""
         table = self._table()
         try:
-            table = replace(table, own=table.own | self._interfaces())
+            return replace(table, own=table.own | self._interfaces())
         except InterfacesUnreadable as error:
-            raise DialError("address-refused", str(error)) from None
+            raise DialError(reason, str(error)) from None
+
+    def _vet(self, target: DialTarget, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        table = self._current_table("address-refused")
         verdict = table.vet(addresses, target.destination.port, target.addresses_allowed)
         if isinstance(verdict, AddressRefused):
             raise DialError("address-refused", verdict.why, verdict.address)
@@ -194,6 +281,9 @@ class SocketDialer:
             raise
         return Connected(stream=tls, address=address, tls_version=tls.version)
 
+
+_NOBODY = ("", "")
+"""The owner of lookups that are the operator's and no sandbox's."""
 
 _HANDSHAKE_FAULTS: dict[str, DialReason] = {"handshake-timeout": "upstream-timeout", "handshake": "upstream-protocol"}
 

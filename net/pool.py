@@ -3,7 +3,7 @@
 Rules (RULINGS 5.3, 9.5; I19, I27):
 
 - Two requests share a connection only if their PoolKeys are equal: tenant, sandbox, scheme, host, port, allowed and
-  static addresses, trust set, credential.
+  static addresses, trust set, credential, upstream proxy.
 - Only a connection whose last exchange ended cleanly is kept, and only one on which nothing arrived while idle is
   handed out: bytes before a request are an answer to nobody's question.
 - `cut` reaches every connection made here: idle, in use, and still being dialled.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from net.dial import Connected, Dialer, DialError, DialTarget
 from net.http1 import ClientConnection
@@ -28,6 +28,8 @@ class PoolKey:
 
     target: DialTarget
     credential: str | None = None
+    via: str = ""
+    """The upstream proxy that it is dialled through. Filled in by Pool.acquire from the dialer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,8 @@ class Pool:
         """An idle connection for `key`, or a new one; `fresh` always dials. Raises DialError."""
         if self._closed:
             raise DialError("policy-changing", "the pool is closed")
+        if via := self._dialer.via(key.target):
+            key = replace(key, via=via)
         if not fresh:
             # One turn of the loop: what the kernel holds for an idle connection (an end, a stray answer) gets in.
             await asyncio.sleep(0)

@@ -2,7 +2,8 @@
 
 Rules (RULINGS 5.3): there is no global off switch and no merged store. A destination without `ca:` is verified
 against the system roots; a destination with `ca:` against exactly those certificates, so an extra CA can vouch for
-no other host and a public CA cannot vouch for an internal one.
+no other host and a public CA cannot vouch for an internal one. Only the operator's upstream proxy may add one: it
+may inspect TLS, and then signs for every host reached through it (`added_pem`, RULINGS 5.4).
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ class TrustKey:
     """One trust set. `ca_pem` None is the system store. Equal keys share one TLS context and may share connections."""
 
     ca_pem: str | None = field(default=None, repr=False)
+    added_pem: str | None = field(default=None, repr=False)
+    """Believed as well: the upstream proxy's own authority. Set by the dialer for what goes through it, only."""
 
     @property
     def name(self) -> str:
         """`system`, or the SHA-256 of the PEM text: what records and pool keys show."""
-        return "system" if self.ca_pem is None else hashlib.sha256(self.ca_pem.encode()).hexdigest()
+        own = "system" if self.ca_pem is None else hashlib.sha256(self.ca_pem.encode()).hexdigest()
+        return own if self.added_pem is None else f"{own}+{hashlib.sha256(self.added_pem.encode()).hexdigest()}"
 
 
 SYSTEM_TRUST = TrustKey()

@@ -38,6 +38,9 @@ class Origin:
         self.tasks: set[asyncio.Task[None]] = set()
         self.gone = asyncio.Event()
 
+    def via(self, target: DialTarget) -> str:
+        return ""
+
     async def dial(self, target: DialTarget) -> Connected:
         self.dialled.append(target)
         if self.fail is not None:

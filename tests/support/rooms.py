@@ -256,6 +256,9 @@ class NoDialer:
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
+    def via(self, target: Any) -> str:
+        return ""
+
     async def dial(self, target: Any) -> Any:
         self.asked.append(target)
         raise AssertionError("dialled")

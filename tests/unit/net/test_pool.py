@@ -38,6 +38,9 @@ class MemoryDialer:
         self.started = asyncio.Event()
         self.dialled: list[DialTarget] = []
 
+    def via(self, target: DialTarget) -> str:
+        return ""
+
     async def dial(self, target: DialTarget) -> Connected:
         self.dialled.append(target)
         self.started.set()
