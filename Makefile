@@ -5,7 +5,7 @@ PY := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE := 1
 T ?=
 
-.PHONY: help setup demo test check format lint types imports unit integration docs bench lock clean
+.PHONY: help setup demo test check format lint types imports unit integration docs bench attacks lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -44,6 +44,9 @@ integration: setup
 
 docs: setup  ## write the generated pages anew
 	@$(PY) docs/generate.py
+
+attacks: setup  ## play every attack at every entry point, print the table; fails on any hole (T='B033 B034' narrows)
+	@PYTHONPATH=. $(PY) tests/attacks/table.py $(T)
 
 bench: setup  ## measure beside direct, tunnel, mitmproxy and Squid; writes bench/RESULTS.md
 	@$(PY) bench/run.py

@@ -30,6 +30,7 @@ A file is a list of cases:
         records: 1                 decisions on record (refusals and intents); 1 without it
         body: '...'                what the delivered body must contain; `size:` how many bytes it has
         headers: {name: value}     what the answer must carry (`none`: what it must not carry)
+      differs: {captured: {...}}   optional: what of `expect` is otherwise at one entry point
 
 Text to bytes: `\r \n \t \0 \\` and `\xNN` are those bytes, `{name}` is a value that only the entry point knows
 (hosts with their ports, `{auth}`, `{ph}`, `{can}`; see attempts.host_names), `{65536*A}` is a repetition. Every other
@@ -99,6 +100,7 @@ class Case:
     token: str = "own"
     answers: int = 1
     origin: str | Mapping[str, Any] | None = None
+    differs: Mapping[str, Expect] = field(default_factory=dict)
     then: str | None = None
     echoes: str | None = None
 
@@ -178,12 +180,17 @@ def _case(entry: Mapping[str, Any], name: str) -> Case:
         request = dict(values["request"])
         request["headers"] = tuple(request.get("headers", ()))
         values["request"] = Request(**request)
-    values["expect"] = Expect(**values["expect"])
+    expect = dict(values["expect"])
+    values["expect"] = Expect(**expect)
+    values["differs"] = {entry: Expect(**(expect | other)) for entry, other in values.get("differs", {}).items()}
     case = Case(name=name, **values)
     if (case.request is None) == (not case.send and case.connect is None):
         raise CaseFault("a case has either `request` or `send` (with or without `connect`)")
-    if case.expect.verdict not in VERDICTS:
-        raise CaseFault(f"unknown verdict {case.expect.verdict}")
-    if (case.expect.reason is None) != (case.expect.verdict in ("allowed",)):
-        raise CaseFault("a reason belongs to every verdict but `allowed`")
+    for expected in (case.expect, *case.differs.values()):
+        if expected.verdict not in VERDICTS:
+            raise CaseFault(f"unknown verdict {expected.verdict}")
+        if (expected.reason is None) != (expected.verdict in ("allowed",)):
+            raise CaseFault("a reason belongs to every verdict but `allowed`")
+    if set(case.differs) - set(case.at):
+        raise CaseFault("`differs` is about entry points of `at`")
     return case

@@ -60,15 +60,25 @@ def entry_of(
     name: str, gateway: TestGateway, role: str = "agent", caller: Mapping[str, str] | None = None
 ) -> Iterator[Entry]:
     """The entry called `name`, with a sandbox of its own. `caller`: variables that were set where it was started."""
+    if name == "run":
+        with inside_of(gateway, role, caller) as entry:
+            yield entry
+        return
     # A short name: the path of a Unix socket has 107 bytes.
     with tempfile.TemporaryDirectory(prefix="exeat-") as folder:
         shared = Path(folder)
         shared.chmod(0o777)
-        if name == "token":
-            yield _Token(gateway.sandbox(role), shared)
-        else:
-            with _inside(gateway, role, shared, caller or {}) as entry:
-                yield entry
+        yield _Token(gateway.sandbox(role), shared)
+
+
+@contextlib.contextmanager
+def inside_of(gateway: TestGateway, role: str = "agent", caller: Mapping[str, str] | None = None) -> Iterator[Inside]:
+    """A sandbox of `exeat run`, which can also `reach` places without the proxy's help."""
+    with tempfile.TemporaryDirectory(prefix="exeat-") as folder:
+        shared = Path(folder)
+        shared.chmod(0o777)
+        with _inside(gateway, role, shared, caller or {}) as entry:
+            yield entry
 
 
 class _Token:
@@ -90,7 +100,7 @@ class _Token:
 
 
 @dataclass
-class _Inside:
+class Inside:
     shared: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     name: str = "run"
@@ -106,6 +116,12 @@ class _Inside:
 
     def connect(self) -> socket.socket:
         return self._to("proxy")
+
+    def reach(self, host: str, port: int) -> socket.socket:
+        """A raw connection that a program without proxy variables makes: a lookup, a connection, nothing else."""
+        connection = self._to("captured")
+        connection.sendall(f"{host} {port}\n".encode())
+        return connection
 
     def order(self, order: Mapping[str, object]) -> dict[str, Any]:
         with self._to("commands", 90) as connection, connection.makefile("rwb") as lines:
@@ -125,7 +141,7 @@ class _Inside:
 
 
 @contextlib.contextmanager
-def _inside(gateway: TestGateway, role: str, shared: Path, caller: Mapping[str, str]) -> Iterator[_Inside]:
+def _inside(gateway: TestGateway, role: str, shared: Path, caller: Mapping[str, str]) -> Iterator[Inside]:
     visible = {sys.prefix, sys.base_prefix, str(INSIDE.parent)}
     command = [EXEAT, "run", "--config", str(gateway.settings_file), "--role", role, "--rw", str(shared)]
     for path in sorted(visible):
@@ -146,7 +162,7 @@ def _inside(gateway: TestGateway, role: str, shared: Path, caller: Mapping[str, 
         if line != b"inside\n":
             process.kill()
             raise AssertionError(line + process.stderr.read())
-        entry = _Inside(shared)
+        entry = Inside(shared)
         try:
             entry.environment = dict(entry.order({"environment": True})["environment"])
             entry.id = entry.environment["EXEAT_SANDBOX"]
@@ -240,9 +256,11 @@ __all__ = [
     "ENTRIES",
     "PYTHON",
     "Entry",
+    "Inside",
     "bundle_of",
     "connect_through",
     "entry_of",
+    "inside_of",
     "python_script",
     "read_answer",
     "read_head",

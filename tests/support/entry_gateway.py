@@ -24,7 +24,7 @@ from tests.support.attempts import (
     judge,
     secret_names,
 )
-from tests.support.entries import entry_of
+from tests.support.entries import inside_of
 from tests.support.gateway import Box
 from tests.support.ground import Ground
 from tests.support.waiting import until
@@ -180,7 +180,7 @@ class InSandbox(_OnGateway):
 
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
-        self._entry = ground.enter(entry_of("run", ground.gateway))
+        self._entry = ground.enter(inside_of(ground.gateway))
 
     def _open(self, case: Case) -> tuple[socket.socket, dict[str, bytes], str]:
         names = self._sandbox_names(self._entry.environment["OK_KEY"]) | {"auth": b""}
@@ -194,6 +194,36 @@ class InSandbox(_OnGateway):
             case _:
                 raise AssertionError(f"token: {case.token} has no meaning where the channel identifies")
         return self._entry.connect(), names, self._entry.id
+
+
+class Captured(InSandbox):
+    """A program in an `exeat run` that knows of no proxy: it looks a name up, connects to what it is told, and speaks.
+
+    There is no CONNECT: `connect`, or the host of the request's URL, is what is looked up. Where that leads nowhere
+    the connection ends.
+    """
+
+    def _open(self, case: Case) -> tuple[socket.socket, dict[str, bytes], str]:
+        names = self._sandbox_names(self._entry.environment["OK_KEY"]) | {"auth": b""}
+        if case.request is not None:
+            made = form(case.request, names)
+            authority = made.connect if made.scheme == "https" else made.authority
+        else:
+            assert case.connect is not None, "a captured connection goes to a place"
+            authority = render(case.connect, names)
+        host, colon, port = authority.decode("ascii").rpartition(":")
+        if not colon:
+            host, port = port, "80"
+        return self._entry.reach(host.strip("[]"), int(port)), names, self._entry.id
+
+    def _plan(self, case: Case, names: Names) -> Plan:
+        plan = super()._plan(case, names)
+        if case is CONTROL:  # the second sandbox's, over the shared listener
+            return plan
+        if case.request is not None:
+            made = form(case.request, names)
+            plan.send = (made.raw(made.path),)
+        return replace(plan, first=(), tunnel=False)
 
 
 def authorization(token: str) -> bytes:

@@ -3,6 +3,7 @@
     decide     pure: head and facts as every entry point builds them, then rules.decide; no socket anywhere
     explicit   bytes on the shared listener of a real gateway, with a token: absolute-form, or CONNECT and TLS inside
     sandbox    the same bytes on the listener in the network namespace of an `exeat run`, where the channel identifies
+    captured   a program in an `exeat run` without proxy variables: name, synthetic address, TLS or clear HTTP
     tunnel     as `explicit`, towards a host that has a tunnel rule: `{ok}` is then that host
     http1      the HTTP/1.1 lane of a proxy room by itself: what would stand inside TLS, without front door or TLS
     broker     a hand-off by a worker that judged nothing, to a real executor and vault
@@ -15,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from exeat.boundary import find_capture_tools
 from tests.support.attempts import EntryPoint
 from tests.support.entry_broker import Broker
 from tests.support.entry_decide import Decide
-from tests.support.entry_gateway import Explicit, InSandbox, Mitm, Tunnel
+from tests.support.entry_gateway import Captured, Explicit, InSandbox, Mitm, Tunnel
 from tests.support.entry_http1 import Http1
 from tests.support.ground import Ground
 
@@ -26,12 +28,13 @@ ENTRY_POINTS: Mapping[str, Callable[[Ground], EntryPoint] | None] = {
     "decide": Decide,
     "explicit": Explicit,
     "sandbox": InSandbox,
+    "captured": Captured if find_capture_tools() is not None else None,
     "tunnel": Tunnel,
     "http1": Http1,
     "broker": Broker,
     "mitm": Mitm,
 }
-"""None: declared, and not built yet."""
+"""None: cannot be had on this machine."""
 
 
 def available(name: str) -> bool:

@@ -1,6 +1,8 @@
 """Runs inside `exeat run` for tests/support/entries.py: runs commands there, passes connections to the proxy.
 
-    python inside.py FOLDER        FOLDER/commands: one JSON command a connection; FOLDER/proxy: bytes to the proxy
+    python inside.py FOLDER        FOLDER/commands: one JSON command a connection; FOLDER/proxy: bytes to the proxy;
+                                   FOLDER/captured: a line `HOST PORT`, then bytes to that place as any program
+                                   would reach it: a lookup and a connection, no variable and no proxy
 
 Standard library only, and no import of ours: it is a workload. It ends when FOLDER/commands gets an empty line.
 """
@@ -14,13 +16,15 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    commands, proxy = listening(folder / "commands"), listening(folder / "proxy")
-    threading.Thread(target=pass_on, args=(proxy,), daemon=True).start()
+    commands, proxy, captured = (listening(folder / name) for name in ("commands", "proxy", "captured"))
+    threading.Thread(target=pass_on, args=(proxy, to_proxy), daemon=True).start()
+    threading.Thread(target=pass_on, args=(captured, to_named), daemon=True).start()
     print("inside", flush=True)
     while True:
         connection, _ = commands.accept()
@@ -58,13 +62,43 @@ def run(order: dict[str, object]) -> dict[str, object]:
     return {"code": code, "out": out.decode("latin-1"), "err": err.decode("latin-1")}
 
 
-def pass_on(listener: socket.socket) -> None:
-    """Each connection to the Unix socket becomes one to the sandbox's proxy; ends and resets are passed on."""
+def pass_on(listener: socket.socket, connect: Callable[[socket.socket], socket.socket]) -> None:
+    """Each connection to the Unix socket becomes one to elsewhere; ends and resets are passed on."""
     while True:
         client, _ = listener.accept()
-        proxy = socket.create_connection(("127.0.0.1", 3128))
-        for source, sink in ((client, proxy), (proxy, client)):
-            threading.Thread(target=pump, args=(source, sink), daemon=True).start()
+        threading.Thread(target=joined, args=(client, connect), daemon=True).start()
+
+
+def joined(client: socket.socket, connect: Callable[[socket.socket], socket.socket]) -> None:
+    try:
+        other = connect(client)
+    except OSError:
+        client.close()
+        return
+    back = threading.Thread(target=pump, args=(other, client), daemon=True)
+    back.start()
+    pump(client, other)
+    back.join()
+    for end in (client, other):
+        end.close()
+
+
+def to_proxy(_client: socket.socket) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", 3128))
+
+
+def to_named(client: socket.socket) -> socket.socket:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = client.recv(1)
+        if not byte:
+            raise OSError("no destination")
+        line += byte
+    host, _, port = line.decode("ascii").strip().rpartition(" ")
+    found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    other = socket.create_connection(found[0][4][:2], timeout=20)
+    other.settimeout(None)
+    return other
 
 
 def pump(source: socket.socket, sink: socket.socket) -> None:

@@ -30,6 +30,7 @@ FAULTS = [
     ("no reason", ", reason: no-rule", ""),
     ("a reason where it is allowed", "verdict: denied", "verdict: allowed"),
     ("nothing to send", "send: 'GET /{each} HTTP/1.1\\r\\n'", "token: none"),
+    ("a difference where it is not played", "at: [decide]", "at: [decide]\n  differs: {broker: {verdict: closed}}"),
     ("an unknown expectation", "reason: no-rule", "reason: no-rule, record: 1"),
 ]
 
