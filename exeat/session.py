@@ -167,6 +167,8 @@ async def sandbox(
             plan = plan_with(tools=None)
             confined = await asyncio.to_thread(launch, plan, foreground=not capture, capture=capture)
         signals.pass_to(confined.process)
+        # The launcher answered that the boundary stands. Nothing leaves before the listeners are handed over, below.
+        await asyncio.to_thread(link.admin.prove_boundary, identifier)
         key = str(answer["channel_key"])
         for (use, _, _), listener in zip(plan.listeners, confined.listeners, strict=True):
             link.listeners.add(SandboxListener(sandbox=identifier, channel_key=key, use=use, socket=listener))

@@ -477,6 +477,16 @@ _TABLE: tuple[tuple[str, int, str, bool, str, str, str], ...] = (
         "Ask for less, or ask the operator for a larger bound.",
         "The rule bounds the size of answers and this one exceeds it.",
     ),
+    (
+        "boundary-unproven",
+        403,
+        _DENIED,
+        False,
+        "Nothing shows that this sandbox is confined, so no credential is used for it.",
+        "Tell the operator: run the command under `exeat run`, or state `boundary: external` in the role.",
+        "Credentials are used only for a sandbox whose confinement our own process built or whose role names what "
+        "confines it. What a sandbox says about itself changes nothing. Requests without a credential still pass.",
+    ),
     # --- our own dependencies -----------------------------------------------------------------------------------
     (
         "credential-unavailable",

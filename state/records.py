@@ -21,6 +21,8 @@ class SandboxRecord:
     ended_at: float | None = None
     placeholders: Mapping[str, bytes] = field(default_factory=dict)
     """credential -> SHA-256 of the placeholder."""
+    boundary: str = ""
+    """What is known of its confinement: "" nothing, "namespaces" our launcher built it, "external" its role said so."""
 
     @property
     def key(self) -> tuple[str, str]:

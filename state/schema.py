@@ -2,14 +2,25 @@
 
 Every table that belongs to a sandbox starts its key with (tenant, sandbox). No secret, token or placeholder is
 stored: only their SHA-256 (all are random and long, so a plain hash is enough). `meta.schema` is the version; a
-database from a newer program is refused, never guessed at. A new version adds a step to store.MIGRATIONS.
+database from a newer program is refused, never guessed at. A new version adds a step to MIGRATIONS.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from sqlalchemy import Column, Float, Integer, LargeBinary, MetaData, PrimaryKeyConstraint, String, Table, Text
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+MIGRATIONS: Mapping[int, tuple[str, ...]] = MappingProxyType(
+    {
+        # What is known of a sandbox from before is nothing: it has to be created again to be armed.
+        1: ("ALTER TABLE sandboxes ADD COLUMN boundary VARCHAR(32) NOT NULL DEFAULT ''",),
+    }
+)
+"""version -> the statements that make it the next one, all in one transaction."""
 
 metadata = MetaData()
 
@@ -33,6 +44,7 @@ sandboxes = Table(
     Column("created_at", Float, nullable=False),
     Column("expires_at", Float, nullable=False, index=True),
     Column("ended_at", Float, nullable=True, index=True),
+    Column("boundary", String(32), nullable=False, server_default=""),
     PrimaryKeyConstraint("tenant", "id"),
 )
 

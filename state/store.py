@@ -52,7 +52,7 @@ class StateStore:
             if version is None:
                 _set_meta(connection, "schema", str(schema.SCHEMA_VERSION))
             elif version != str(schema.SCHEMA_VERSION):
-                raise StateError("state-newer", "the database was written by another version")
+                _migrate(connection, version)
 
     # sandboxes
 
@@ -80,6 +80,7 @@ class StateStore:
                     created_at=record.created_at,
                     expires_at=box.expires_at,
                     ended_at=None,
+                    boundary=record.boundary,
                 )
             )
             for credential, digest in record.placeholders.items():
@@ -117,6 +118,15 @@ class StateStore:
             return tuple(_record(dict(row), digests.get((row["tenant"], row["id"]), {})) for row in rows)
         except (ValueError, TypeError, KeyError):
             raise StateError("state-corrupt", "a sandbox row cannot be read") from None
+
+    def set_boundary(self, tenant: str, sandbox: str, boundary: str) -> None:
+        """Store what is known of the confinement of a live sandbox."""
+        with self._write() as connection:
+            connection.execute(
+                update(schema.sandboxes)
+                .where(_is(schema.sandboxes, tenant, sandbox), schema.sandboxes.c.ended_at.is_(None))
+                .values(boundary=boundary)
+            )
 
     # tickets and disarmed credentials
 
@@ -233,11 +243,23 @@ def _record(row: dict[str, Any], digests: dict[str, bytes]) -> SandboxRecord:
         created_at=row["created_at"],
         ended_at=row["ended_at"],
         placeholders=digests,
+        boundary=row["boundary"],
     )
 
 
 def _is(table: Any, tenant: str, sandbox: str) -> Any:
     return (table.c.tenant == tenant) & (table.c.id == sandbox)
+
+
+def _migrate(connection: Connection, version: str) -> None:
+    """Take a database of an earlier version to ours, or refuse. The caller's transaction holds all of it."""
+    steps = [number for number in schema.MIGRATIONS if version.isdecimal() and number >= int(version)]
+    if not steps or min(steps) != int(version):
+        raise StateError("state-newer", "the database was written by another version")
+    for number in sorted(steps):
+        for statement in schema.MIGRATIONS[number]:
+            connection.exec_driver_sql(statement)
+    _set_meta(connection, "schema", str(schema.SCHEMA_VERSION))
 
 
 def _meta(connection: Connection, key: str) -> str | None:

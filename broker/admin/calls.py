@@ -12,8 +12,9 @@ from aiohttp import web
 from broker.admin.explain import explain
 from broker.admin.values import BadRequest, need, read_object, seconds, secret_value, texts
 from broker.errors import BrokerError
-from broker.vault.sandboxes import ALONE, Request
+from broker.vault.sandboxes import ALONE, Request, armed
 from broker.vault.service import Vault
+from rules.reasons import reason
 from state.records import SandboxRecord
 
 VAULT: web.AppKey[Vault] = web.AppKey("vault", Vault)
@@ -49,7 +50,7 @@ async def create_call(request: web.Request) -> web.Response:
     created, late = await vault.desk.create(asked, request[ACTOR])
     alone = created.record.channel["kind"] in ALONE
     answer = {
-        **_sandbox(created.record),
+        **_sandbox(created.record, vault),
         "token": created.token,
         "channel_key": created.channel_key.hex() or None,
         "env": dict(created.environment),
@@ -65,7 +66,7 @@ async def list_call(request: web.Request) -> web.Response:
     records = vault.table.live()
     if request.query.get("all") == "1":
         records = await vault.desk.history()
-    return web.json_response({"sandboxes": [_sandbox(record) for record in records]})
+    return web.json_response({"sandboxes": [_sandbox(record, vault) for record in records]})
 
 
 async def show_call(request: web.Request) -> web.Response:
@@ -73,7 +74,7 @@ async def show_call(request: web.Request) -> web.Response:
     wanted = request.match_info["id"]
     for record in (*vault.table.live(), *await vault.desk.history()):
         if record.sandbox.id == wanted:
-            return web.json_response(_sandbox(record))
+            return web.json_response(_sandbox(record, vault))
     raise BrokerError("no-such-sandbox", "no sandbox has this id", "see `exeat sandbox list`")
 
 
@@ -90,8 +91,15 @@ async def end_call(request: web.Request) -> web.Response:
     )
 
 
-def _sandbox(record: SandboxRecord) -> dict[str, Any]:
-    box = record.sandbox
+async def boundary_call(request: web.Request) -> web.Response:
+    vault = request.app[VAULT]
+    body = read_object(await request.read(), {"proven": str})
+    record = await vault.desk.prove_boundary(request.match_info["id"], need(body, "proven"), request[ACTOR])
+    return web.json_response({"id": record.sandbox.id, "boundary": record.boundary})
+
+
+def _sandbox(record: SandboxRecord, vault: Vault) -> dict[str, Any]:
+    box, active = record.sandbox, vault.desk.active()
     return {
         "id": box.id,
         "tenant": box.tenant,
@@ -102,6 +110,8 @@ def _sandbox(record: SandboxRecord) -> dict[str, Any]:
         "task": box.task,
         "attributes": dict(box.attributes),
         "channel": dict(record.channel),
+        "boundary": record.boundary or None,
+        "armed": record.ended_at is None and active is not None and armed(record, active.policy),
         "placeholders": sorted(record.placeholders),
         "created_at": record.created_at,
         "expires_at": box.expires_at,
@@ -170,6 +180,9 @@ async def decide_call(request: web.Request) -> web.Response:
         headers=texts(body, "headers"),
         now=vault.clock.wall(),
     )
+    if record is not None and answer.get("credential") and not armed(record, active.policy):
+        row = reason("boundary-unproven")
+        answer |= {"decision": "deny", "reason": row.code, "remedy": row.remedy, "message": ""}
     return web.json_response(answer)
 
 

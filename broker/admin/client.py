@@ -74,6 +74,10 @@ class AdminClient:
         """End it; returns after every process closed what belonged to it, with what was deleted and what remains."""
         return self.call("DELETE", f"/v1/sandboxes/{quote(sandbox_id, safe='')}")
 
+    def prove_boundary(self, sandbox_id: str) -> dict[str, Any]:
+        """Say that our launcher has built this sandbox's namespaces and seen no way out of them."""
+        return self.call("POST", f"/v1/sandboxes/{quote(sandbox_id, safe='')}/boundary", {"proven": "namespaces"})
+
     def policy(self) -> dict[str, Any]:
         return self.call("GET", "/v1/policy")
 

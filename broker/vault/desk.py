@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from audit.events import Event
@@ -26,7 +26,7 @@ from broker.vault.leaves import LeafOffice
 from broker.vault.ledger import Ledger
 from broker.vault.policies import ActivePolicy, PolicyRejected, Rejection, load_policy
 from broker.vault.records import Fields, who
-from broker.vault.sandboxes import Created, Request, SandboxTable
+from broker.vault.sandboxes import PROVEN, Created, Request, SandboxTable
 from broker.vault.snapshot import render_snapshot
 from broker.vault.store import OWN_SECRETS, SecretInfo, SecretStore, StoreError
 from net.process import complain
@@ -181,6 +181,30 @@ class Desk:
                 raise
             self._table.put(created.record)
             return created, _names(await self._publish())
+
+    async def prove_boundary(self, sandbox: str, how: str, actor: str) -> SandboxRecord:
+        """Our launcher has seen the boundary of `sandbox` stand: its credentials are armed (RULINGS 6.2).
+
+        Only for a channel inside namespaces, which nobody outside them can use. Raises BrokerError.
+        """
+        async with self._turn:
+            record = self._table.get(sandbox)
+            if record is None:
+                raise BrokerError("no-such-sandbox", "no live sandbox has this id")
+            if how != PROVEN or record.channel["kind"] != "namespace":
+                raise BrokerError(
+                    "bad-boundary",
+                    "only the namespaces of `exeat run` are a boundary that can be proven",
+                    "state `boundary: external` in the role where something else confines its sandboxes",
+                )
+            # The log first, unlike elsewhere: nothing is armed, after a crash either, that is not on record.
+            fields: Fields = {**who(record.sandbox), "actor": actor, "boundary": how, "channel": "namespace"}
+            await self._journal.append(Event("boundary.proven", fields), durable=True)
+            box = record.sandbox
+            await self._blocking(lambda: self._state.set_boundary(box.tenant, box.id, how))
+            proven = replace(record, boundary=how)
+            self._table.put(proven)
+            return proven
 
     async def end(self, sandbox: str, actor: str, reason: str = "asked") -> Ended:
         """End it. Returns once everything of it is closed everywhere. Raises BrokerError(`no-such-sandbox`)."""

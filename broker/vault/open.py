@@ -5,12 +5,13 @@
  3 evidence       the token or channel key names a live sandbox, and the one that the statement names
  4 facts          rebuilt from the statement; names agree, targets are canonical, the attested body is the one named
  5 decide         rules.decide.decide_request on our own policy and our own view of the sandbox
- 6 compare        what the worker said of policy is compared, never used
- 7 budget         holds get a ticket, disarmed credentials stay shut, limits are charged
- 8 placeholder    the one in the slot is this sandbox's and this credential's
- 9 secret         from its source, for a destination inside the credential's definition
-10 intent         durable in the log
-11 release        still the same sandbox, policy and arming: the material leaves
+ 6 compare        what the worker said of policy is compared, never used; holds get a ticket
+ 7 boundary       the sandbox's confinement is proven, or its role says what confines it
+ 8 budget         disarmed credentials stay shut, limits are charged
+ 9 placeholder    the one in the slot is this sandbox's and this credential's
+10 secret         from its source, for a destination inside the credential's definition
+11 intent         durable in the log
+12 release        still the same sandbox, policy and arming: the material leaves
 
 Any exception anywhere is `internal-error` (I09): never a secret, never its text. Every refusal is recorded.
 """
@@ -33,7 +34,7 @@ from broker.vault.ledger import Ledger
 from broker.vault.opened import Answer, Material, Opened, Refused
 from broker.vault.policies import ActivePolicy
 from broker.vault.records import Fields, attempt, who
-from broker.vault.sandboxes import NotKnown, SandboxTable, usable_credentials
+from broker.vault.sandboxes import NotKnown, SandboxTable, armed, usable_credentials
 from broker.vault.secret import Secret
 from broker.vault.slot import placeholder_fits
 from net.process import complain
@@ -155,20 +156,23 @@ class Opener:
         record |= _judged(permit)
         definition = active.policy.credentials[permit.credential] if permit.credential is not None else None
         _check_inside(permit, definition, record, request)
-        # 7 budget
+        # 7 boundary
+        if definition is not None and not armed(known, active.policy):
+            raise _Refuse(_no(request, "boundary-unproven"), record)
+        # 8 budget
         self._charge(permit, sandbox, record, request)
-        # 8 placeholder
+        # 9 placeholder
         expected = None if definition is None else known.placeholders.get(definition.name)
         if not placeholder_fits(facts, definition, expected):
             raise _Refuse(_no(request, "placeholder-misuse"), record, "placeholder.misused")
-        # 9 secret
+        # 10 secret
         material = None if definition is None else await self._material(active, definition, sandbox, record, request)
         scrub = await self._scrub(active, permit, sandbox, record, request)
-        # 10 intent
+        # 11 intent
         if material is not None:
             record |= {"credential_version": material.version, "credential_owner": material.owner}
         sequence = await self._journal.append(Event("broker.intent", {**record, "decision": "allow"}), durable=True)
-        # 11 release
+        # 12 release
         self._still_so(known, active, permit, record, request)
         return Opened(
             request_id=RequestId(request),

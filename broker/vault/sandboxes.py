@@ -5,6 +5,7 @@ Rules:
 - Evidence (RULINGS 2.1, 2.5): a token on a shared or address channel; on a channel that identifies alone its key,
   and a token that came along must be that same sandbox's. Token and channel that disagree: bad-token.
 - A sandbox whose time is over is ended, whether or not the sweep has come by.
+- Credentials are armed by what our launcher built, or by its role's `boundary: external`, then and now (RULINGS 6.2).
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from wire.handoff import Evidence
 CHANNELS = ("shared", "address", "port", "unix", "namespace")
 ALONE = frozenset({"port", "unix", "namespace"})
 """Channels that identify by themselves, because the kernel lets nobody else use them."""
+PROVEN = "namespaces"
+"""The boundary that our launcher built: namespaces of its own, the listeners in them the only way out."""
+EXTERNAL = "external"
+"""The boundary that the operator's policy says something else holds."""
 MAX_ENDED_TOKENS = 4096
 MAX_SANDBOXES = 10_000
 MAX_ATTRIBUTES = 32
@@ -120,6 +125,7 @@ class SandboxTable:
             channel_key_sha256=sha256(key).digest() if key else None,
             created_at=now,
             placeholders={name: _digest(value) for name, value in values.items()},
+            boundary=EXTERNAL if policy.roles[request.role].boundary_external is not None else "",
         )
         return Created(
             record=record,
@@ -197,6 +203,17 @@ class SandboxTable:
         if kind == "address" and not _same_address(evidence.peer, record.channel.get("address", "")):
             return NotKnown(reason="bad-token", other=record.sandbox)
         return record
+
+
+def armed(record: SandboxRecord, policy: Policy) -> bool:
+    """Whether a credential may be used for this sandbox at all. `policy` is the one in force.
+
+    A role that lost its `boundary: external` arms nobody any more; one that got it arms those created from then on.
+    """
+    if record.boundary == PROVEN:
+        return record.channel["kind"] == "namespace"
+    role = policy.roles.get(record.sandbox.role)
+    return record.boundary == EXTERNAL and role is not None and role.boundary_external is not None
 
 
 def check(request: Request, policy: Policy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 from pathlib import Path
@@ -10,8 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from broker.admin.client import AdminError
+from capture.plan import PlanError
+from exeat.capturing import captured_interface, sockets_on
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.environment import FORMATS, client_environment, removals, render
+from exeat.launch import ListenerKind
+from exeat.netfilter import Netfilter, NetfilterError
 from exeat.output import EXIT_USAGE, Output, fail, note, print_json, print_table, say
 from exeat.session import RemoteListeners
 from exeat.settings import Settings
@@ -94,24 +99,30 @@ def create(
     unix: Annotated[
         Path | None, typer.Option("--unix", help="A Unix socket of its own at this path, that it alone can reach.")
     ] = None,
+    capture: Annotated[
+        str | None, typer.Option("--capture", help="The captured interface that leads to it ('exeat capture'); root.")
+    ] = None,
     config: ConfigOption = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Create a sandbox. Its token is shown once and stored only as a hash.
 
-    With --port or --unix the listener itself identifies it, and no token is needed there.
+    With --port, --unix or --capture the listener itself identifies it, and no token is needed there.
     """
-    if sum(value is not None for value in (address, port, unix)) > 1:
-        fail("choose one of --address, --port and --unix", code=EXIT_USAGE)
+    if sum(value is not None for value in (address, port, unix, capture)) > 1:
+        fail("choose one of --address, --port, --unix and --capture", code=EXIT_USAGE)
     current = settings(config)
     client = admin(config)
     channel: dict[str, str] = {"kind": "shared"}
-    listener: socket.socket | None = None
+    listeners: list[tuple[ListenerKind, socket.socket]] = []
     if address is not None:
         channel = {"kind": "address", "address": address}
     elif port is not None or unix is not None:
         channel = {"kind": "unix" if unix else "port"}
-        listener = own_listener(port, unix)
+        listeners = [("proxy", own_listener(port, unix))]
+    elif capture is not None:
+        channel = {"kind": "port"}
+        listeners = captured_listeners(capture)
     try:
         answer = client.create_sandbox(
             only_role(client, role),
@@ -122,10 +133,12 @@ def create(
             attributes=attributes(attribute),
             channel=channel,
         )
-        if listener is not None:
-            RemoteListeners(current).leave(
-                SandboxListener(sandbox=str(answer["id"]), channel_key=str(answer.pop("channel_key")), socket=listener)
-            )
+        if listeners:
+            identifier, key = str(answer["id"]), str(answer.pop("channel_key"))
+            for use, listener in listeners:
+                RemoteListeners(current).leave(
+                    SandboxListener(sandbox=identifier, channel_key=key, use=use, socket=listener)
+                )
     except AdminError as error:
         explain(error)
     except StartRefused as error:
@@ -134,10 +147,20 @@ def create(
     if output is Output.json:
         print_json(answer)
         return
+    _say_unarmed(answer)
     say(f"sandbox  {answer['id']}")
     say(f"token    {answer['token']}   (shown once)")
     for name, value in sorted(answer.get("env", {}).items()):
         say(f"env      {name}={value}   (placeholder)")
+
+
+def _say_unarmed(answer: dict[str, Any]) -> None:
+    """A sandbox that was given placeholders which will be refused: better heard now than from the first refusal."""
+    if answer.get("env") and not answer.get("armed"):
+        note(
+            f"exeat: no credential is used for {answer['id']}, because nothing confines it that we know of; "
+            "where something does, state it in the role: boundary: {external: ..., reason: ...}"
+        )
 
 
 def own_listener(port: str | None, unix: Path | None) -> socket.socket:
@@ -159,6 +182,17 @@ def own_listener(port: str | None, unix: Path | None) -> socket.socket:
     except OSError as error:
         fail(f"cannot listen at {unix or port}: {error.strerror}", remedy="choose another path or port")
     return listener
+
+
+def captured_listeners(name: str) -> list[tuple[ListenerKind, socket.socket]]:
+    """The sockets of the sandbox behind the captured interface `name`; exits unless the kernel's rules hold for it."""
+    try:
+        return sockets_on(captured_interface(Netfilter(), name))
+    except (PlanError, NetfilterError) as error:
+        fail(str(error), remedy=error.remedy)
+    except OSError as error:
+        taken = "another sandbox has it, or another program has its ports" if error.errno == errno.EADDRINUSE else ""
+        fail(f"cannot listen on {name}: {error.strerror}", remedy=taken)
 
 
 @app.command("list")
@@ -240,6 +274,7 @@ def env(
                 only_role(client, role), ttl=ttl, owner=owner, agent=agent, task=task, attributes=attributes(attribute)
             )
             note(f"created sandbox {answer['id']}; end it with: exeat sandbox end {answer['id']}")
+            _say_unarmed(answer)
         else:
             answer = {"token": token}
     except AdminError as error:

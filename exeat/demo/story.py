@@ -51,6 +51,10 @@ STEPS = {
 }
 
 
+UNCONFINED = "    boundary: {external: nothing, reason: a demo with a throw-away secret that says so first and last}\n"
+"""Where this machine gives no namespaces, nothing arms the key but the policy's word (RULINGS 6.3)."""
+
+
 @dataclass(slots=True)
 class Checks:
     """What must be true at the end; `failed` holds the sentences that were not."""
@@ -271,6 +275,7 @@ def _install(folder: Path, shop: Shop, index: Index, unconfined: bool) -> Settin
         policy.replace("PORT", str(shop.port))
         .replace("# INDEX DESTINATIONS\n", "".join(index.destinations))
         .replace("# INDEX SERVICE\n", index.services_block)
+        .replace("# BOUNDARY\n", UNCONFINED if unconfined else "")
         .replace("INDEX", index.service)
     )
     listen = "127.0.0.1:0" if unconfined else "none"

@@ -51,6 +51,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestGatewa
             credentials=CREDENTIALS.replace("HOST", "api.test"),
             secrets={"api": SECRET},
             origins=[api],
+            confined=True,
         )
         with gateway:
             yield gateway, api, plain

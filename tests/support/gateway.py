@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -130,11 +131,13 @@ class TestGateway:
         options: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
         prefix: Iterable[str] = (),
+        confined: bool = False,
     ) -> None:
         """`policy` is the part after `version:` and `destinations:`; those are written from `origins`.
 
         `secrets` are put into the store after the start. `settings` are further lines of exeat.yaml.
         `prefix` are words before `exeat up`, which exec it in other surroundings.
+        `confined`: the policy stays as it is, so that only what `exeat run` proves arms a credential.
         """
         folder.mkdir(exist_ok=True)
         folder.chmod(0o755)  # pytest's folder is 0700, and started by root the vault has a uid of its own
@@ -150,6 +153,7 @@ class TestGateway:
         self._options = tuple(options)
         self._environment = dict(environment or {})
         self._prefix = tuple(prefix)
+        self._confined = confined
         self.process: subprocess.Popen[bytes] | None = None
         self.home.mkdir()
         self.config.mkdir()
@@ -173,7 +177,8 @@ class TestGateway:
 
     def policy_text(self, policy: str) -> str:
         places = destinations(*self._origins) if self._origins else ""
-        return "version: 1\n" + places + textwrap.dedent(policy)
+        rules = textwrap.dedent(policy)
+        return "version: 1\n" + places + (rules if self._confined else unconfined(rules))
 
     @property
     def settings_file(self) -> Path:
@@ -277,6 +282,20 @@ class TestGateway:
                 stdin=subprocess.DEVNULL,
             )
         )
+
+
+def unconfined(policy: str) -> str:
+    """`policy` with a boundary in every role, where it names credentials: sandboxes of tests are not confined.
+
+    Roles must be written in block style. A policy that states a boundary anywhere stays as it is.
+    """
+    if "credential: " not in policy or "boundary: " in policy:
+        return policy
+    head, roles, rest = policy.partition("roles:\n")
+    block = re.match(r"(?:(?: .*|#.*)?\n)*", rest)
+    end = 0 if block is None else block.end()
+    stated = "    boundary: {external: tests, reason: the tests confine nothing}\n"
+    return head + roles + re.sub(r"(?m)^(  [\w-]+:\n)", r"\1" + stated, rest[:end]) + rest[end:]
 
 
 def free_port() -> int:

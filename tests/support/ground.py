@@ -63,6 +63,7 @@ services:
   corp-npm: {like: npm, base: "https://npm.test:PUB"}
 roles:
   agent:
+    boundary: {external: tests, reason: the tests confine nothing}
     allow:
       - {name: read, host: ok.test, methods: [GET], paths: ["/v1/read/**"], credential: ok}
       - name: ask

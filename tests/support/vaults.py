@@ -58,6 +58,7 @@ POLICY = """\
 version: 1
 roles:
   agent:
+    boundary: {external: tests, reason: the tests confine nothing}
     allow:
       - name: orders.read
         host: orders.shop.example
@@ -76,6 +77,14 @@ roles:
         paths: [/release]
         credential: shop-orders
         approval: {from: release-managers}
+  launched:
+    allow:
+      - name: orders.read
+        host: orders.shop.example
+        methods: [GET]
+        paths: ["/v1/orders/{id}"]
+        credential: shop-orders
+      - {name: docs, host: docs.shop.example, methods: [GET], paths: ["/**"]}
   idle:
     allow:
       - name: docs

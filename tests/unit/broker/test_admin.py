@@ -39,6 +39,29 @@ async def refused(rig, name: str, *args, **kwargs) -> AdminError:
 # --- who may call -----------------------------------------------------------------------------------------------------
 
 
+async def test_a_boundary_is_proven_for_a_live_namespace_only(rig) -> None:
+    """Unknown sandboxes, other channels and other words are refused with a code; what is shown says armed or not."""
+    shared = await call(rig, "create_sandbox", "launched")
+    assert (shared["boundary"], shared["armed"]) == (None, False)
+    assert (await refused(rig, "prove_boundary", "sb_none")).code == "no-such-sandbox"
+    assert (await refused(rig, "prove_boundary", shared["id"])).code == "bad-boundary"
+    path = f"/v1/sandboxes/{shared['id']}/boundary"
+    assert (await refused(rig, "call", "POST", path, {"proven": True})).code == "bad-field"
+    assert (await refused(rig, "call", "POST", path, {})).code == "missing-field"
+    assert (await refused(rig, "call", "POST", "/v1/sandboxes", {"role": "launched", "boundary": {}})).code == (
+        "unknown-field"
+    )
+    url = "https://orders.shop.example/v1/orders/7"
+    assert (await call(rig, "decide", "GET", url, sandbox=shared["id"]))["reason"] == "boundary-unproven"
+    own = await call(rig, "create_sandbox", "launched", channel={"kind": "namespace"})
+    assert await call(rig, "prove_boundary", own["id"]) == {"id": own["id"], "boundary": "namespaces"}
+    shown = await call(rig, "sandbox", own["id"])
+    assert (shown["boundary"], shown["armed"]) == ("namespaces", True)
+    assert (await call(rig, "decide", "GET", url, sandbox=own["id"]))["decision"] == "permit"
+    stated = await call(rig, "create_sandbox", "agent")
+    assert (stated["boundary"], stated["armed"]) == ("external", True)
+
+
 def same(pid, kind):
     return (4, 1)
 

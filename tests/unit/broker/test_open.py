@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from audit.journal import AuditUnavailable
+from broker.errors import BrokerError
 from broker.vault import open as open_module
 from broker.vault.opened import Opened, Refused
 from broker.vault.slot import placeholder_fits
@@ -213,6 +215,101 @@ async def test_what_a_broken_worker_gets_in_all(rig, worker) -> None:
         assert value not in document
 
 
+# --- what arms --------------------------------------------------------------------------------------------------------
+
+
+def asked_of(rig, created) -> object:
+    """The request of the role `launched`, with whatever evidence its channel needs."""
+    alone = bool(created.channel_key)
+    evidence = Evidence(channel_key=created.channel_key) if alone else Evidence(token=created.token)
+    return statement(rig, created, evidence=evidence, rule="launched/orders.read", operation="launched/orders.read")
+
+
+@pytest.mark.parametrize("kind", ["shared", "port", "unix", "namespace"])
+async def test_without_a_proof_no_credential_is_used(rig, worker, monkeypatch, kind) -> None:
+    """RULINGS 6.2: on whatever channel, a sandbox that nobody saw confined gets nothing, and no source is asked."""
+    asked: list[object] = []
+    monkeypatch.setattr(rig.vault.opener._sources, "fetch", lambda *args, **kwargs: asked.append(args))
+    created = await rig.sandbox(role="launched", channel={"kind": kind})
+    answer = await ask(rig, sealed(worker, asked_of(rig, created)))
+    assert isinstance(answer, Refused)
+    assert answer.reason == "boundary-unproven"
+    assert reasons(rig) == ["boundary-unproven"]
+    assert asked == []
+    assert "broker.intent" not in rig.journal.names()
+
+
+@pytest.mark.parametrize("kind", ["shared", "port", "unix", "address"])
+async def test_only_the_launchers_namespaces_can_be_proven(rig, worker, kind) -> None:
+    """A channel that others could reach from outside a namespace is not armed by anybody's word."""
+    channel = {"kind": kind} | ({"address": "192.0.2.7"} if kind == "address" else {})
+    created = await rig.sandbox(role="launched", channel=channel)
+    with pytest.raises(BrokerError) as refused:
+        await rig.vault.desk.prove_boundary(created.record.sandbox.id, "namespaces", "test")
+    assert refused.value.code == "bad-boundary"
+    assert "boundary.proven" not in rig.journal.names()
+    assert rig.vault.table.get(created.record.sandbox.id).boundary == ""
+
+
+@pytest.mark.parametrize("word", ["", "external", "doctor", "Namespaces"])
+async def test_no_other_word_arms(rig, worker, word) -> None:
+    """What a doctor says from inside, or any other word, proves nothing."""
+    created = await rig.sandbox(role="launched", channel={"kind": "namespace"})
+    with pytest.raises(BrokerError):
+        await rig.vault.desk.prove_boundary(created.record.sandbox.id, word, "test")
+    answer = await ask(rig, sealed(worker, asked_of(rig, created)))
+    assert isinstance(answer, Refused)
+
+
+async def test_a_proof_that_is_not_on_record_arms_nothing(rig, worker) -> None:
+    """When the log does not take boundary.proven, neither memory nor state holds it."""
+    created = await rig.sandbox(role="launched", channel={"kind": "namespace"})
+    rig.journal.failing = True
+    with pytest.raises(AuditUnavailable):
+        await rig.vault.desk.prove_boundary(created.record.sandbox.id, "namespaces", "test")
+    rig.journal.failing = False
+    answer = await ask(rig, sealed(worker, asked_of(rig, created)))
+    assert isinstance(answer, Refused)
+    assert [record.boundary for record in await rig.vault.desk.history()] == [""]
+
+
+async def test_a_role_that_loses_its_boundary_arms_nobody(rig, worker) -> None:
+    """`boundary: external` counts while it stands in the policy in force."""
+    created = await rig.sandbox()
+    text = rig.policy_path.read_text()
+    rig.policy_path.write_text("\n".join(line for line in text.splitlines() if "boundary:" not in line))
+    await rig.vault.desk.reload("test")
+    answer = await ask(rig, sealed(worker, statement(rig, created)))
+    assert isinstance(answer, Refused)
+    assert answer.reason == "boundary-unproven"
+
+
+async def test_a_role_that_gets_a_boundary_arms_only_who_comes_then(rig, worker) -> None:
+    """Every arming is on record at a creation, so an older sandbox is not armed by a reload."""
+    before = await rig.sandbox(role="launched")
+    text = rig.policy_path.read_text()
+    stated = "  launched:\n    boundary: {external: tests, reason: later}\n"
+    rig.policy_path.write_text(text.replace("  launched:\n", stated))
+    await rig.vault.desk.reload("test")
+    after = await rig.sandbox(role="launched")
+    assert isinstance(await ask(rig, sealed(worker, asked_of(rig, before))), Refused)
+    assert isinstance(await ask(rig, sealed(worker, asked_of(rig, after))), Opened)
+    created = [event.fields.get("boundary") for event in rig.journal.named("sandbox.created")]
+    assert created == [None, "external: tests"]
+
+
+async def test_what_the_launcher_saw_arms(rig, worker) -> None:
+    """With boundary.proven durably on record, the same request opens; after a restart too."""
+    created = await rig.sandbox(role="launched", channel={"kind": "namespace"})
+    box = created.record.sandbox
+    await rig.vault.desk.prove_boundary(box.id, "namespaces", "test")
+    assert isinstance(await ask(rig, sealed(worker, asked_of(rig, created))), Opened)
+    (event, durable) = next(item for item in rig.journal.events if item[0].name == "boundary.proven")
+    assert durable
+    assert (event.fields["sandbox"], event.fields["boundary"]) == (box.id, "namespaces")
+    assert [record.boundary for record in await rig.vault.desk.history()] == ["namespaces"]
+
+
 # --- what ends, and what is unavailable -------------------------------------------------------------------------------
 
 
@@ -311,7 +408,7 @@ async def test_a_source_that_raises_is_a_refusal(rig, worker, monkeypatch, capsy
 
 
 async def test_what_is_revoked_while_the_log_is_written_stays_shut(rig, worker, monkeypatch) -> None:
-    """Step 11: a sandbox that ends between decision and release gets nothing (I27)."""
+    """Step 12: a sandbox that ends between decision and release gets nothing (I27)."""
     created = await rig.sandbox()
     append = rig.journal.append
 

@@ -34,6 +34,7 @@ def record(name: str = "sb_a", token: bytes = b"t" * 32, **changes: object) -> S
         channel_key_sha256=None,
         created_at=NOW,
         placeholders={"key": token[::-1] if token != b"t" * 32 else b"p" * 32},
+        **changes,  # type: ignore[arg-type]  # a table of keyword arguments
     )
 
 
@@ -71,6 +72,44 @@ def test_a_newer_schema_refuses(tmp_path: Path) -> None:
     raw.close()
     with pytest.raises(StateError, match="state-newer"):
         StateStore(path)
+
+
+@pytest.mark.parametrize("version", ["0", "-1", "x", "1.5", ""])
+def test_a_version_that_never_was_refuses(tmp_path: Path, version: str) -> None:
+    """Only a version that we know the way from is taken further."""
+    path = tmp_path / "state.sqlite"
+    StateStore(path).close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (version,))
+    raw.close()
+    with pytest.raises(StateError, match="state-newer"):
+        StateStore(path)
+
+
+def test_the_first_version_is_taken_further_and_arms_nobody(tmp_path: Path) -> None:
+    """Sandboxes of a database without boundaries survive, none of them known to be confined."""
+    path = tmp_path / "state.sqlite"
+    first = StateStore(path)
+    first.add_sandbox(record(boundary="namespaces"))
+    first.close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("ALTER TABLE sandboxes DROP COLUMN boundary")
+        raw.execute("UPDATE meta SET value = '1' WHERE key = 'schema'")
+    raw.close()
+    for _ in range(2):
+        again = StateStore(path)
+        assert again.sandboxes() == (record(),)
+        again.close()
+
+
+def test_a_boundary_is_stored_for_a_live_sandbox_only(store: StateStore) -> None:
+    """One that ended stays as it was."""
+    store.add_sandbox(record())
+    store.add_sandbox(record(name="sb_b", token=b"u" * 32))
+    store.end_sandbox("default", "sb_a", NOW)
+    for name in ("sb_a", "sb_b"):
+        store.set_boundary("default", name, "namespaces")
+    assert [row.boundary for row in store.sandboxes(ended=True)] == ["", "namespaces"]
 
 
 def test_an_id_is_never_used_twice(store: StateStore) -> None:
