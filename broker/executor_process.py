@@ -33,6 +33,7 @@ from net.pool import Pool
 from net.process import BootError, complain, harden, quiet_hooks, read_boot
 from net.resolve import Lookups, SystemResolver
 from net.stream import open_socket_stream
+from net.upstream import UpstreamProxy
 from wire.control import MAX_FROM_VAULT, Cut
 from wire.handoff import HANDOFF_MESSAGE
 
@@ -59,6 +60,8 @@ class Boot:
     """For containers: where a SEQPACKET listener is made (mode 0660); each connection is a worker's channel."""
     listen_uids: tuple[int, ...] = ()
     """Peers accepted at `listen_path`."""
+    upstream: UpstreamProxy | None = None
+    """The operator's proxy that calls leave through, with its password."""
     ready_fd: int | None = None
     """Written `ready\\n` when the first snapshot is in force, then closed."""
 
@@ -106,7 +109,8 @@ class _Process:
             on_floor=self._clock.raise_floor,
         )
         lookups = Lookups(SystemResolver(), clock=time.monotonic)
-        pool = Pool(SocketDialer(lookups, ClientContexts(), lambda: _table(link)), clock=time.monotonic)
+        dialer = SocketDialer(lookups, ClientContexts(), lambda: _table(link), upstream=boot.upstream)
+        pool = Pool(dialer, clock=time.monotonic)
         executor = Executor(vault=link, pool=pool, journal=journal, clock=self._clock)
         following = loop.create_task(link.run())
         watching = loop.create_task(self._watch(link, executor))

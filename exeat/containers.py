@@ -28,6 +28,7 @@ from broker.admin.client import AdminClient, AdminError
 from exeat.environment import client_environment
 from exeat.principals import ContainerKind
 from exeat.settings import Settings
+from exeat.upstream import UpstreamRefused, boot_of
 from exeat.version import __version__
 from net.trust import system_bundle_pem
 
@@ -87,11 +88,11 @@ def serve(kind: ContainerKind, settings: Settings, layout: Containers) -> NoRetu
         case "executor":
             _await(layout.socket("vault"))
             _fresh(layout.socket("executor"))
-            _become("broker.executor_process", _executor(layout, digest_key))
+            _become("broker.executor_process", _executor(settings, layout, digest_key))
         case "worker":
             _await(layout.socket("executor"))
             _await(layout.client_files / "ca.pem")
-            _become("proxy.worker", _worker(layout, digest_key))
+            _become("proxy.worker", _worker(settings, layout, digest_key))
 
 
 def healthy(kind: ContainerKind, layout: Containers) -> bool:
@@ -126,7 +127,14 @@ def _auditor(settings: Settings, layout: Containers, digest_key: str) -> dict[st
     }
 
 
-def _executor(layout: Containers, digest_key: str) -> dict[str, Any]:
+def _upstream(settings: Settings) -> dict[str, Any] | None:
+    try:
+        return boot_of(settings.upstream, private=False)
+    except UpstreamRefused as error:
+        raise ServeRefused(str(error), error.remedy) from None
+
+
+def _executor(settings: Settings, layout: Containers, digest_key: str) -> dict[str, Any]:
     return {
         "name": "executor",
         "vault_path": str(layout.socket("vault")),
@@ -134,10 +142,11 @@ def _executor(layout: Containers, digest_key: str) -> dict[str, Any]:
         "digest_key": digest_key,
         "listen_path": str(layout.socket("executor")),
         "listen_uids": [layout.uids["worker"]],
+        "upstream": _upstream(settings),
     }
 
 
-def _worker(layout: Containers, digest_key: str) -> dict[str, Any]:
+def _worker(settings: Settings, layout: Containers, digest_key: str) -> dict[str, Any]:
     return {
         "name": "worker",
         "ca_pem": (layout.client_files / "ca.pem").read_text("ascii"),
@@ -146,6 +155,7 @@ def _worker(layout: Containers, digest_key: str) -> dict[str, Any]:
         "auditor_path": str(layout.socket("audit")),
         "executor_path": str(layout.socket("executor")),
         "listen": layout.listen,
+        "upstream": _upstream(settings),
         "environment": client_environment(proxy_url="{proxy}", ca_file="{ca}", bundle_file="{bundle}"),
     }
 

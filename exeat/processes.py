@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from broker.admin.client import AdminClient, AdminError
 from exeat.containers import publish_certificates
 from exeat.environment import client_environment
+from exeat.upstream import UpstreamRefused, boot_of
 from exeat.version import __version__
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
     settings = supervisor.settings
     workers, executors = range(settings.workers), range(settings.executors)
     digest_key = supervisor.digest_key()
+    try:
+        upstream = boot_of(settings.upstream)  # read anew at each start; it goes to those that dial and nowhere else
+    except UpstreamRefused as error:
+        supervisor.refuse({"error": "upstream", "detail": str(error), "remedy": error.remedy})
     names = ["vault", *(f"executor-{n}" for n in executors), *(f"worker-{n}" for n in workers)]
     log = {name: pairs.stream() for name in names}
     control = {name: pairs.stream() for name in names if name != "vault"}
@@ -134,6 +139,7 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
             "digest_key": digest_key,
             "channel_fds": own,
             "ready_fd": ready_write,
+            "upstream": upstream,
         }
         supervisor.spawn(
             "executor", number, "broker.executor_process", boot, [control[name][1], log[name][1], ready_write, *own]
@@ -157,6 +163,7 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
             "listeners_fd": listeners_theirs,
             "environment": _help_environment(supervisor),
             "ready_fd": ready_write,
+            "upstream": upstream,
         }
         inherited = [control[name][1], log[name][1], listeners_theirs, ready_write, *own]
         supervisor.spawn("worker", number, "proxy.worker", boot, [*inherited, *(entry.fileno() for entry in shared)])

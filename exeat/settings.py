@@ -13,6 +13,7 @@ executors: 1
 admins: [1000]                  # uids that may use the control socket beside the gateway's own user
 self_addresses: []              # further addresses of this host that no sandbox may reach
 internal_ranges: []             # further ranges that are never public
+upstream: {proxy: ...}          # the corporate proxy that everything leaves through (exeat/upstream.py)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from exeat.places import Places
+from exeat.upstream import Upstream, parse_upstream
 from rules.names import InvalidName, parse_authority
 from rules.yaml12 import Marks, YamlError, load
 
@@ -50,6 +52,7 @@ class Settings:
     admins: tuple[int, ...] = ()
     self_addresses: tuple[str, ...] = ()
     internal_ranges: tuple[str, ...] = ()
+    upstream: Upstream | None = None
 
     @property
     def vault_state(self) -> Path:
@@ -74,6 +77,7 @@ class Settings:
     def private(self) -> tuple[Path, ...]:
         """What no sandbox, worker or executor may see: state, log, sockets, settings, policy, credentials, keys."""
         files = [self.credentials, self.passphrase_file, self.key_file and self.key_file.parent]
+        files.append(self.upstream.credential_file if self.upstream is not None else None)
         known = [self.state, self.log, self.run, self.file.parent, self.policy, *files]
         return tuple(sorted({path for path in known if path is not None}))
 
@@ -122,6 +126,7 @@ def parse_settings(text: str, file: Path, places: Places) -> Settings:
         admins=reader.numbers("admins"),
         self_addresses=reader.checked("self_addresses", lambda value: str(ipaddress.ip_address(value))),
         internal_ranges=reader.checked("internal_ranges", lambda value: str(ipaddress.ip_network(value))),
+        upstream=reader.upstream(),
     )
     if unknown := sorted(set(document) - reader.known):
         raise reader.error(unknown[0], f"unknown setting {unknown[0]!r}; known are {', '.join(sorted(reader.known))}")
@@ -136,7 +141,10 @@ class _Reader:
         self.known = {"version"}
 
     def error(self, key: str, message: str) -> SettingsError:
-        mark = self._marks.key((key,))
+        return self.error_at((key,), message)
+
+    def error_at(self, path: tuple[str | int, ...], message: str) -> SettingsError:
+        mark = self._marks.key(path)
         return SettingsError(f"{self._file}:{mark.line}:{mark.column}: {message}")
 
     def take(self, key: str, kind: Any, default: Any) -> Any:
@@ -185,3 +193,22 @@ class _Reader:
         if port in (80, 443):  # no address may be dialled on a listener's port, so this would close the web
             raise self.error("listen", "listen on another port than 80 and 443; 3128 is customary")
         return host.text, port
+
+    def upstream(self) -> Upstream | None:
+        self.known.add("upstream")
+        if "upstream" not in self._document:
+            return None
+        found = parse_upstream(self._document["upstream"], self.error_at, self.resolve)
+        listen = self.listen()
+        if listen is not None and _reaches(listen, found.host, found.port):
+            raise self.error_at(("upstream", "proxy"), "this is the address that listen: opens: the gateway itself")
+        return found
+
+
+def _reaches(listen: tuple[str, int], host: str, port: int) -> bool:
+    """Whether a connection to the numeric `host` and `port` would arrive at `listen`."""
+    try:
+        ours, theirs = ipaddress.ip_address(listen[0]), ipaddress.ip_address(host)
+    except ValueError:
+        return False  # a name: the dialer judges what it resolves to
+    return port == listen[1] and (ours == theirs or (ours.is_unspecified and theirs.is_loopback))

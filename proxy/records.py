@@ -40,6 +40,8 @@ class Outcome:
     bytes_down: int = 0
     completed: bool = False
     error: str = ""
+    detail: str = ""
+    """A sentence of ours for the operator; never text from a peer, never shown to the client."""
     address: str = ""
     tls: str = ""
 
@@ -95,6 +97,7 @@ def outcome(result: Outcome, duration_us: int) -> Fields:
         "bytes_down": result.bytes_down,
         "completed": result.completed,
         "error": result.error,
+        "detail": result.detail or None,
         "address": result.address or None,
         "tls": result.tls or None,
         "duration_us": duration_us,

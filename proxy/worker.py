@@ -40,6 +40,7 @@ from net.process import BootError, complain, harden, quiet_hooks, read_boot
 from net.resolve import Lookups, Resolver, SystemResolver
 from net.stream import DEFAULT_LIMITS, SocketStream, open_socket_stream, serve_streams
 from net.trust import TrustUnusable, system_bundle_pem
+from net.upstream import UpstreamProxy
 from proxy.brokerlink import BrokerLink, SocketBrokerLink
 from proxy.clock import SystemClock
 from proxy.directory import SnapshotDirectory, SnapshotInvalid, read_snapshot
@@ -108,6 +109,8 @@ class Boot:
     """`host:port` to bind a shared listener on, where nobody passes one (containers)."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """For /env.sh: values with `{ca}`, `{bundle}` and `{proxy}` where the files and the proxy URL go."""
+    upstream: UpstreamProxy | None = None
+    """The operator's proxy that plain requests and tunnels leave through, with its password."""
     drain_seconds: float = 8.0
     ready_fd: int | None = None
     """Written `ready\\n` once a snapshot is in force and the listeners accept."""
@@ -266,7 +269,7 @@ class Worker:
             random=os.urandom,
             journal=journal,
             broker=link,
-            dialer=SocketDialer(lookups, ClientContexts(), lambda: self._table),
+            dialer=SocketDialer(lookups, ClientContexts(), lambda: self._table, upstream=boot.upstream),
             leaves=ServerContexts(leaf_key, vault.chain, now=self._clock.wall),
             refusal_leaves=ServerContexts(
                 leaf_key, vault.refusal_chain, now=self._clock.wall, capacity=REFUSAL_CONTEXTS

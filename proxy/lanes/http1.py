@@ -286,7 +286,7 @@ class Http1Lane:
             return not connection.must_close, False
         except DialError as error:
             refuse = gate.failed(passage, cut.reason or error.reason)
-            outcome = Outcome(error=error.reason, address=error.address)
+            outcome = Outcome(error=error.reason, detail=error.detail_for_log, address=error.address)
             outcome = replace(outcome, status=await self._status(visit, refuse))
             return not connection.must_close, False
         finally:

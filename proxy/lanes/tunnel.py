@@ -74,7 +74,7 @@ class TunnelLane:
             )
         except DialError as failed:
             self._gate.failed(entered, failed.reason)
-            outcome = Outcome(error=failed.reason, address=failed.address)
+            outcome = Outcome(error=failed.reason, detail=failed.detail_for_log, address=failed.address)
         except asyncio.CancelledError:
             outcome = Outcome(
                 bytes_up=counts.up,

@@ -9,6 +9,7 @@ import pytest
 
 from exeat.places import Places, default_places
 from exeat.settings import Settings, SettingsError, load_settings, parse_settings
+from exeat.upstream import Upstream
 
 PLACES = Places(config=Path("/c"), state=Path("/s"), run=Path("/r"))
 FILE = Path("/etc/exeat/exeat.yaml")
@@ -48,6 +49,66 @@ def parse(text: str) -> Settings:
         ("key: {env: KEY}", "either {file: PATH}", "a key does not come from the environment"),
         ("workers: 1\nworkers: 2", "workers", "a repeated key is an error, not the last one"),
         ("listen: [", "", "not YAML"),
+        ("upstream: http://proxy.corp.example:3128", "upstream is {proxy: URL", "the parts are named"),
+        ("upstream:", "upstream is {proxy: URL", "nothing is not a proxy"),
+        ("upstream: {}", "needs proxy", "no proxy"),
+        ("upstream: {ca: corp.pem}", "needs proxy", "a CA alone changes nothing"),
+        ("upstream: {proxy: 3128}", "proxy is a URL", "a number"),
+        ("upstream: {proxy: 'proxy.corp.example:3128'}", "proxy is a URL", "the scheme is said"),
+        ("upstream: {proxy: 'socks5://proxy.corp.example:1080'}", "proxy is a URL", "another protocol"),
+        ("upstream: {proxy: 'https://proxy.corp.example:443'}", "only http://", "TLS to the proxy is not spoken"),
+        ("upstream: {proxy: 'http://u:p@proxy.corp.example:1'}", "no user or password", "a secret in a settings file"),
+        ("upstream: {proxy: 'http://proxy.corp.example'}", "a port", "no port is guessed"),
+        ("upstream: {proxy: 'http://proxy:3128'}", "single-label", "a search list would decide where it is"),
+        ("upstream: {proxy: 'http://proxy.corp.example:3128/x'}", "HOST:PORT", "a path"),
+        ("upstream: {proxy: 'http://0177.0.0.1:3128'}", "canonical", "an address in another spelling"),
+        ("upstream: {proxy: 'http://p.corp.example:1', port: 3128}", "unknown key 'port'", "a misspelt part"),
+        ("upstream: {proxy: 'http://p.corp.example:1', credentials: {}}", "unknown key 'credentials'", "the plural"),
+        ("upstream: {proxy: 'http://p.corp.example:1', credential: u}", "{username: NAME", "no file"),
+        (
+            "upstream: {proxy: 'http://p.corp.example:1', credential: {username: u}}",
+            "password_file: PATH",
+            "half of it",
+        ),
+        ("upstream: {proxy: 'http://p.corp.example:1', credential: {password_file: f}}", "{username: NAME", "half"),
+        (
+            "upstream: {proxy: 'http://p.corp.example:1', credential: {username: u, password: canary}}",
+            "a password does not stand in this file",
+            "settings are readable for others",
+        ),
+        (
+            "upstream: {proxy: 'http://p.corp.example:1', credential: {username: u, password_file: f, file: g}}",
+            "or {file: PATH}",
+            "two ways at once contradict each other",
+        ),
+        (
+            "upstream: {proxy: 'http://p.corp.example:1', credential: {username: 'a:b', password_file: f}}",
+            "no colon",
+            "Basic could not tell where the name ends",
+        ),
+        (
+            "upstream: {proxy: 'http://p.corp.example:1', credential: {username: u, password_file: [f]}}",
+            "password_file has the wrong form",
+            "a path is a string",
+        ),
+        ("upstream: {proxy: 'http://p.corp.example:1', ca: true}", "path of a PEM file", "a path is a string"),
+        ("upstream: {proxy: 'http://p.corp.example:1', except: git.example}", "list", "a list is needed"),
+        ("upstream: {proxy: 'http://p.corp.example:1', except: ['*']}", "an exception is", "then nothing goes there"),
+        ("upstream: {proxy: 'http://p.corp.example:1', except: [localhost]}", "an exception is", "single label"),
+        ("upstream: {proxy: 'http://p.corp.example:1', except: [10.0.0.0/8]}", "an exception is", "no networks"),
+        ("upstream: {proxy: 'http://p.corp.example:1', except: ['*.10.0.0.1']}", "an exception is", "no labels there"),
+        ("upstream: {proxy: 'http://p.corp.example:1', except: [5]}", "an exception is", "a number"),
+        (
+            "upstream: {proxy: 'http://p.corp.example:1', except: [Git.example.com, git.example.com.]}",
+            "stands here twice",
+            "the same name in two spellings",
+        ),
+        ("upstream: {proxy: 'http://127.0.0.1:3128'}", "the gateway itself", "it is what listen: opens by default"),
+        (
+            "listen: 0.0.0.0:3130\nupstream: {proxy: 'http://127.0.0.1:3130'}",
+            "the gateway itself",
+            "listening everywhere is listening there",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_place(line: str, said: str, sentence: str) -> None:
@@ -114,6 +175,46 @@ def test_what_is_written_is_taken() -> None:
     assert settings.self_addresses == ("2001:db8::1",)
     assert settings.internal_ranges == ("192.0.2.0/24",)
     assert parse("version: 1\nlisten: none\n").listen is None
+
+
+def test_the_place_of_a_fault_inside_upstream_is_its_own() -> None:
+    """The line and column are those of the part, not of `upstream:`; no value that may be a secret is repeated."""
+    text = (
+        "version: 1\nupstream:\n  proxy: http://proxy.corp.example:3128\n"
+        "  credential:\n    username: exeat\n    password: canary-secret\n"
+    )
+    with pytest.raises(SettingsError) as caught:
+        parse(text)
+    assert str(caught.value).startswith(f"{FILE}:6:5: ")
+    assert "canary" not in str(caught.value)
+    with pytest.raises(SettingsError) as caught:
+        parse("version: 1\nupstream: {proxy: 'http://exeat:canary-secret@proxy.corp.example:3128'}\n")
+    assert "canary" not in str(caught.value)
+    with pytest.raises(SettingsError) as caught:
+        parse("version: 1\nupstream:\n  proxy: http://proxy.corp.example:3128\n  except: [a.example,\n    b c]\n")
+    assert str(caught.value).startswith(f"{FILE}:5:5: ")
+
+
+def test_a_whole_upstream_is_taken() -> None:
+    """Paths are absolute, names canonical; the credential's file is private and the CA's need not be."""
+    whole = parse(
+        "version: 1\nupstream:\n  proxy: http://Proxy.corp.example:3128/\n"
+        "  credential: {username: exeat, password_file: secrets/proxy}\n  ca: /pki/corp.pem\n"
+        "  except: [Git.corp.example, '*.svc.example.', 10.1.2.3, '2001:db8::1']\n"
+    )
+    assert whole.upstream == Upstream(
+        host="proxy.corp.example",
+        port=3128,
+        username="exeat",
+        credential_file=Path("/etc/exeat/secrets/proxy"),
+        ca_file=Path("/pki/corp.pem"),
+        direct=("git.corp.example", "*.svc.example", "10.1.2.3", "2001:db8::1"),
+    )
+    assert Path("/etc/exeat/secrets/proxy") in whole.private
+    one_file = parse("version: 1\nupstream: {proxy: 'http://[fd00::1]:3128', credential: {file: pair}}\n").upstream
+    assert one_file == Upstream(host="fd00::1", port=3128, credential_file=Path("/etc/exeat/pair"))
+    assert parse("version: 1\n").upstream is None
+    assert parse("version: 1\nupstream: {proxy: 'http://127.0.0.1:3129'}\n").upstream is not None
 
 
 def test_all_that_is_private_is_named() -> None:
