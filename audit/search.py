@@ -23,7 +23,10 @@ _INSTANT = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?Z?)?\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which records: all conditions that are set must hold. `since` is a UTC date or time, inclusive."""
+    """Which records: all conditions that are set must hold. `since` is a UTC date or time, inclusive.
+
+    `refused` and `reason` also find the outcomes of permitted requests that ended in a refusal of ours.
+    """
 
     sandbox: str | None = None
     tenant: str | None = None
@@ -41,14 +44,14 @@ class Filter:
 
     def matches(self, record: Mapping[str, object]) -> bool:
         """True if `record` is one of those."""
-        if self.refused and record.get("event") not in REFUSED:
+        if self.refused and not is_refusal(record):
             return False
         # Times are written at one width in UTC, so their prefixes sort as they do.
         if self.since is not None and str(record.get("at")) < self.since.removesuffix("Z"):
             return False
         if self.host is not None and not self._names_host(record):
             return False
-        if self.reason is not None and record.get("reason") != self.reason and not self._counted(record):
+        if self.reason is not None and reason_of(record) != self.reason and not self._counted(record):
             return False
         wanted = {
             "sandbox": self.sandbox,
@@ -67,6 +70,20 @@ class Filter:
     def _counted(self, record: Mapping[str, object]) -> bool:
         reasons = record.get("reasons")
         return isinstance(reasons, list) and any(str(item).startswith(f"{self.reason}=") for item in reasons)
+
+
+def is_refusal(record: Mapping[str, object]) -> bool:
+    """Whether a client got a refusal: it was denied or held, or permitted and then not carried out."""
+    if record.get("event") in REFUSED:
+        return True
+    if not str(record.get("event")).endswith(".outcome") or record.get("completed") or record.get("bytes_down"):
+        return False
+    return record.get("error", "") not in ("", "client-gone", "cancelled")
+
+
+def reason_of(record: Mapping[str, object]) -> str:
+    """The reason code in `record`: of a refusal, or of what became of a permitted request. Empty when none."""
+    return str(record.get("reason") or record.get("error") or "")
 
 
 def search(directory: Path, wanted: Filter) -> Iterator[Record]:
@@ -166,5 +183,7 @@ def _facts(record: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield "credential", f"{get('credential')} version {get('credential_version', '?')}"
     if "status" in record:
         yield "status", f"{get('status')}, {get('bytes_up', 0)} bytes up, {get('bytes_down', 0)} bytes down"
+    if get("address"):
+        yield "address", str(get("address"))
     if get("error"):
-        yield "error", str(get("error"))
+        yield "error", f"{get('error')} ({get('detail')})" if get("detail") else str(get("error"))

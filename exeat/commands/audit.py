@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from audit import verify as verifier
-from audit.search import Filter, explain_record, follow, search
+from audit.search import Filter, explain_record, follow, is_refusal, reason_of, search
 from broker.admin.client import AdminError
+from exeat.commands import sandbox as sandboxes
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, print_json, printable, say
 from rules.reasons import REASONS
@@ -41,8 +43,9 @@ def describe(record: Mapping[str, Any]) -> str:
         port = record.get("port")
         shown = f":{port}" if port not in (None, 443) else ""
         target = f"{record.get('method', 'CONNECT')} {scheme}{record['host']}{shown}{record.get('path', '')}"
-    detail = [str(record[key]) for key in ("rule", "reason", "status", "credential") if record.get(key) is not None]
-    return printable("  ".join([str(record.get("at", "")), str(record.get("event", "")), str(who), target, *detail]))
+    detail = [str(record[key]) for key in ("rule", "reason", "error", "status", "credential") if record.get(key)]
+    parts = [str(record.get("at", "")), str(record.get("event", "")), str(who), target, *detail]
+    return printable("  ".join(part for part in parts if part))
 
 
 def _show(record: Mapping[str, Any], output: Output) -> None:
@@ -54,9 +57,9 @@ def _show(record: Mapping[str, Any], output: Output) -> None:
 
 def _style(record: Mapping[str, Any]) -> str | None:
     event = str(record.get("event", ""))
-    if event.endswith((".refused", ".misused", ".echoed", ".summarised")):
-        return "red"
-    return "yellow" if event == "approval.requested" else None
+    if event == "approval.requested":
+        return "yellow"
+    return "red" if event.endswith(".echoed") or is_refusal(record) else None
 
 
 @app.command()
@@ -169,17 +172,29 @@ def why(
         say(f"What helps: {row.remedy}")
         return
     if "://" not in subject:
+        if not subject.startswith("req_"):
+            close = get_close_matches(subject, REASONS, n=1)
+            fail(
+                f"{subject!r} is neither a request id (req_...), nor a URL, nor a reason code",
+                remedy=f"did you mean {close[0]}?" if close else "docs/refusals.md lists the reason codes",
+                code=EXIT_USAGE,
+            )
         found = _records_of(subject, _folder(log, config))
         if output is Output.json:
             print_json(found)
         else:
             say(explain_record(found))
-            for code in {str(record["reason"]) for record in found if record.get("reason") in REASONS}:
+            for code in sorted({reason_of(record) for record in found} & set(REASONS)):
                 say(f"What helps: {REASONS[code].remedy}")
         raise SystemExit(0 if found else EXIT_NO)
+    client = admin(config)
     try:
-        answer = admin(config).decide(method.upper(), subject, sandbox=sandbox, role=role)
+        if sandbox is None and role is None:
+            role = sandboxes.only_role(client, None)
+        answer = client.decide(method.upper(), subject, sandbox=sandbox, role=role)
     except AdminError as error:
+        if error.code == "not-running":
+            error.remedy = f"{error.remedy}; without one: exeat policy explain {method.upper()} URL"
         explain(error)
     if output is Output.json:
         print_json(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,29 @@ ROWS = [
     (Filter(sandbox=WHO["sandbox"], event="request.intent"), ["req_1", "req_3"], "All conditions hold."),
     (Filter(since="2026-01-01T00:00:06Z", event="request.outcome"), ["req_3"], "From a time on."),
 ]
+
+
+OUTCOMES = [
+    ({"error": "address-refused", "status": 403, "bytes_down": 0}, True, "permitted, and not carried out"),
+    ({"error": "upstream-timeout", "status": 200, "bytes_down": 9}, False, "broken off under way"),
+    ({"error": "client-gone", "bytes_down": 0}, False, "the client left"),
+    ({"error": "", "status": 500, "bytes_down": 0}, False, "the upstream's own word"),
+]
+
+
+@pytest.mark.parametrize(("fields", "refused", "sentence"), OUTCOMES, ids=[row[2] for row in OUTCOMES])
+def test_a_permitted_request_that_was_not_carried_out_counts_as_refused(
+    tmp_path: Path, fields: dict[str, Any], refused: bool, sentence: str
+) -> None:
+    """The client saw a refusal then, so who looks for refusals must find it, and by its reason."""
+    made = writer(tmp_path / "log")
+    put(made, intent("req_1"), outcome("req_1", **fields))
+    made.close()
+    assert [record["event"] for record in search(tmp_path / "log", Filter(refused=True))] == [
+        "request.outcome"
+    ] * refused
+    reason = fields["error"]
+    assert not reason or len(list(search(tmp_path / "log", Filter(reason=reason)))) == 1
 
 
 @pytest.mark.parametrize(("wanted", "ids", "sentence"), ROWS, ids=[row[2] for row in ROWS])

@@ -1,0 +1,62 @@
+"""`exeat audit` and `exeat why` on a log: one line a record, and what would help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exeat.cli import main
+from tests.support.events import intent, outcome
+from tests.support.logs import put, writer
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """One request that policy permitted and whose name led to a refused address."""
+    made = writer(tmp_path / "log")
+    more = {"detail": "documentation", "address": "203.0.113.80", "status": 403, "bytes_up": 0, "bytes_down": 0}
+    put(made, intent("req_1"), outcome("req_1", error="address-refused", **more))
+    made.close()
+    return str(tmp_path / "log")
+
+
+def code_of(*arguments: str) -> object:
+    """The exit code of one command."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return ended.value.code
+
+
+def test_a_line_of_the_log_says_why(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error of an outcome stands in its line, and no line ends in blanks."""
+    assert code_of("audit", "search", "--refused", "--log", log) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert lines[0].endswith("address-refused  403")
+    assert code_of("audit", "search", "--log", log) == 0
+    assert all(line == line.rstrip() for line in capsys.readouterr().out.splitlines())
+
+
+def test_why_says_what_helps_when_a_permitted_request_failed(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Address, reason and remedy, although the decision was to permit."""
+    assert code_of("why", "req_1", "--log", log) == 0
+    shown = capsys.readouterr().out
+    assert "address: 203.0.113.80" in shown
+    assert "error: address-refused (documentation)" in shown
+    assert "What helps: " in shown
+
+
+@pytest.mark.parametrize(
+    ("subject", "said"),
+    [
+        ("adress-refused", "did you mean address-refused?"),
+        ("sb_abc", "docs/refusals.md lists the reason codes"),
+    ],
+)
+def test_why_names_what_it_understands(log: str, subject: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A subject that is no request, URL or reason is wrong usage, not a request without records."""
+    assert code_of("why", subject, "--log", log) == 2
+    error = capsys.readouterr().err
+    assert "neither a request id (req_...), nor a URL, nor a reason code" in error
+    assert said in error
