@@ -86,7 +86,7 @@ def check_value(value: bytes, *, scrub: bool) -> None:
         raise SecretRefused(
             "secret-short",
             f"the secret is shorter than {MIN_SECRET_BYTES} bytes, so answers cannot be scrubbed of it",
-            "use a longer secret, or say `scrub: false` for this one",
+            "use a longer secret, or add it with --no-scrub (and `scrub: false` on its credential)",
         )
 
 

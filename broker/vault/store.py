@@ -132,21 +132,23 @@ class SecretStore:
         if not _NAME.match(name) or len(name) > 200:
             raise StoreError("secret-name", "a name is lower-case words of [a-z0-9._-] joined by /")
         if name in self._records:
-            raise StoreError("secret-exists", name, "rotate it instead")
+            raise StoreError(
+                "secret-exists", f"the store already has {name}", f"give it another value: exeat secret rotate {name}"
+            )
         return self._put(name, value, owner=owner, version=1, now=now, scrub=scrub)
 
     def rotate(self, name: str, value: bytes, *, now: float, scrub: bool | None = None) -> SecretInfo:
         """Give `name` a new value and the next version. Raises StoreError(`secret-missing`) and SecretRefused."""
         old = self._records.get(name)
         if old is None:
-            raise StoreError("secret-missing", name, "add it: exeat secret add")
+            raise StoreError("secret-missing", f"the store has no {name}", f"add it: exeat secret add {name}")
         keep = old.scrub if scrub is None else scrub
         return self._put(name, value, owner=old.owner, version=old.version + 1, now=now, scrub=keep)
 
     def remove(self, name: str) -> None:
         """Forget `name`. Raises StoreError(`secret-missing`)."""
         if name not in self._records:
-            raise StoreError("secret-missing", name)
+            raise StoreError("secret-missing", f"the store has no {name}", "see `exeat secret list`")
         self._commit({key: record for key, record in self._records.items() if key != name})
 
     def rekey(self, key: bytes) -> None:

@@ -397,6 +397,7 @@ async def test_secrets_that_are_refused(rig, sentence, name, value, code) -> Non
     before = rig.vault.store.generation
     error = await refused(rig, "add_secret", name, value, owner="me")
     assert error.code == code, sentence
+    assert error.detail != name, "a sentence, not only the name"
     if value:
         assert value.decode() not in str(error.body)
     assert rig.vault.store.generation == before
