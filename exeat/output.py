@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NoReturn, TextIO
 
@@ -80,6 +81,25 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     for row in rows:
         table.add_row(*[Text(cell) for cell in row])
     console().print(table)
+
+
+def print_fields(fields: Mapping[str, Any]) -> None:
+    """One line a field, for people: lists joined, times in UTC, nothing as "none"."""
+    width = max(map(len, fields), default=0)
+    for name, value in fields.items():
+        say(f"{name:{width}}  {_shown(name, value)}")
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_shown(str(key), item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(_shown("", item) for item in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float) and name.endswith("_at"):
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(value))
+    return "none" if value is None or value == "" else printable(str(value))
 
 
 def printable(text: str) -> str:

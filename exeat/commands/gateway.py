@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -14,7 +16,7 @@ from broker.admin.client import AdminError
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.containers import Containers, ServeRefused, healthy
 from exeat.containers import serve as run_container
-from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, note, print_json, say
+from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, note, print_fields, print_json, say
 from exeat.principals import CONTAINER_UIDS, ContainerKind
 from exeat.settings import Settings
 from exeat.supervisor import StartRefused, Supervisor
@@ -106,5 +108,28 @@ def status(config: ConfigOption = None, output: OutputOption = Output.text) -> N
     if output is Output.json:
         print_json(answer)
         return
-    for name, value in answer.items():
-        say(f"{name:12} {value}")
+    print_fields(_told(answer))
+
+
+def _told(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """A status as people ask for it: what is well first, then only what is wrong."""
+    policy = answer["policy"]
+    told: dict[str, Any] = {
+        "up since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(answer["started_at"])),
+        "processes": [member["name"] for member in answer["processes"]] or "none yet: still starting",
+        "policy": policy["digest"][:16] if policy["digest"] else "none: everything is refused",
+        "roles": policy["roles"],
+        "sandboxes": answer["sandboxes"],
+    }
+    if policy["rejected"]:
+        told["rejected"] = [
+            f"the files do not load and the policy above stays: {policy['rejected']['detail']}",
+            *policy["rejected"]["problems"],
+        ]
+    if answer["lost"]:
+        told["lost"] = answer["lost"]
+    if answer["clock_behind"]:
+        told["clock"] = "behind the latest time on record"
+    if answer["shared_uid"]:
+        told["separation"] = "none: all processes run as one user (--danger-shared-uid)"
+    return told

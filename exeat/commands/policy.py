@@ -13,7 +13,7 @@ from broker.vault.policies import ActivePolicy, PolicyRejected, load_policy
 from exeat.commands.audit import print_decision
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.explain import NotExplained, explain_request
-from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, note, print_json, say
+from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, note, print_fields, print_json, say
 from rules.schema import credentials_schema, json_schema
 
 app = typer.Typer(help="Policy: check, test, explain, show, reload, schema.", no_args_is_help=True)
@@ -22,7 +22,7 @@ FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="Policy fi
 CredentialsOption = Annotated[Path | None, typer.Option("--credentials", help="credentials.yaml (default: settings').")]
 
 
-def _load(file: Path | None, credentials: Path | None, config: Path | None) -> ActivePolicy:
+def _load(file: Path | None, credentials: Path | None, config: Path | None, output: Output) -> ActivePolicy:
     """The policy named, or the settings'. Prints each problem as file:line:column and exits 1 on any."""
     if file is None or (credentials is None and config is not None):
         current = settings(config)
@@ -32,6 +32,9 @@ def _load(file: Path | None, credentials: Path | None, config: Path | None) -> A
     try:
         return load_policy(file.absolute(), credentials.absolute() if credentials else None, time.time())
     except PolicyRejected as error:
+        if output is Output.json:
+            print_json({"problems": list(error.problems), "detail": error.detail})
+            raise SystemExit(EXIT_NO) from None
         for line in error.problems:
             note(line)
         fail(error.detail, remedy=error.remedy)
@@ -45,7 +48,7 @@ def check(
     output: OutputOption = Output.text,
 ) -> None:
     """Parse, check and test a policy; every problem with file, line and column."""
-    active = _load(file, credentials, config)
+    active = _load(file, credentials, config, output)
     if output is Output.json:
         print_json({"digest": active.digest, "files": active.files, "warnings": active.warnings})
         return
@@ -62,7 +65,7 @@ def test_(
     output: OutputOption = Output.text,
 ) -> None:
     """Run the policy's own tests (they also run at every load)."""
-    active = _load(file, credentials, config)
+    active = _load(file, credentials, config, output)
     if output is Output.json:
         print_json({"digest": active.digest, "tests": active.tests, "failed": 0})
     else:
@@ -81,7 +84,7 @@ def explain_(
     output: OutputOption = Output.text,
 ) -> None:
     """Say what would be decided for a request, by which rule and why. Nothing is sent."""
-    active = _load(file, credentials, config)
+    active = _load(file, credentials, config, output)
     roles = sorted(active.policy.roles)
     if role is None and len(roles) != 1:
         fail("name a role", remedy=f"--role {' | '.join(roles)}", code=EXIT_USAGE)
@@ -117,9 +120,8 @@ def show(config: ConfigOption = None, output: OutputOption = Output.text) -> Non
     if output is Output.json:
         print_json(answer)
         return
-    for name in ("digest", "files", "roles", "warnings", "rejected"):
-        if answer.get(name):
-            say(f"{name:9} {answer[name]}")
+    names = ("digest", "files", "roles", "warnings", "rejected")
+    print_fields({name: answer[name] for name in names if answer.get(name)})
 
 
 @app.command()

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from exeat.output import fail, note, print_json, print_table, printable, say
+from exeat.cli import main
+from exeat.output import fail, note, print_fields, print_json, print_table, printable, say
 
 
 class Terminal(io.StringIO):
@@ -80,3 +81,50 @@ def test_json_is_one_sorted_document(capsys: pytest.CaptureFixture[str]) -> None
     out = capsys.readouterr().out
     assert json.loads(out) == {"a": [None], "b": 1}
     assert out.index('"a"') < out.index('"b"')
+
+
+def test_an_unexpected_error_is_one_line_without_its_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Class and place are named; the message, which may hold a secret, and local variables are not (RULINGS 1.6)."""
+
+    def broken(*_: object) -> None:
+        canary = "canary-44d1c0ffee"
+        raise ValueError(canary)
+
+    monkeypatch.setattr("exeat.commands.policy.json_schema", broken)
+    with pytest.raises(SystemExit) as caught:
+        main(["policy", "schema"])
+    assert caught.value.code == 1
+    shown = capsys.readouterr()
+    assert "canary" not in shown.out + shown.err
+    assert "Traceback" not in shown.err
+    assert "unexpected ValueError at test_output.py:" in shown.err
+
+
+def test_fields_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names in one column; lists, times, truth and nothing in words; no notation of a programming language."""
+    print_fields(
+        {
+            "id": "sb_1",
+            "created_at": 1_767_225_600.5,
+            "roles": ["a", "b"],
+            "channel": {"kind": "shared"},
+            "ended_at": None,
+            "list": [],
+            "armed": False,
+            "count": 0,
+            "task": "x\ny",
+        }
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "id          sb_1",
+        "created_at  2026-01-01 00:00:00 UTC",
+        "roles       a, b",
+        "channel     kind shared",
+        "ended_at    none",
+        "list        none",
+        "armed       no",
+        "count       0",
+        "task        x\\u000ay",
+    ]
