@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from typing import Annotated, Any
 
 import typer
 
-from exeat.commands import audit, gateway, policy, run, sandbox, secret, setup
+from exeat.commands import audit, capture, gateway, policy, run, sandbox, secret, setup
 from exeat.output import EXIT_USAGE, Output, fail, is_plain, print_json, say
 from exeat.version import __version__
 
@@ -31,6 +33,7 @@ app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(secret.app, name="secret")
 app.add_typer(policy.app, name="policy")
 app.add_typer(audit.app, name="audit")
+app.add_typer(capture.app, name="capture")
 app.add_typer(setup.ca_app, name="ca")
 
 
@@ -56,6 +59,14 @@ def main(argv: list[str] | None = None) -> Any:
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise SystemExit(141) from None
+    except Exception as error:
+        # No text of the error: it may hold what a secret's owner typed. Class and place are enough to find it.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(place.filename)}:{place.lineno}"
+        fail(
+            f"unexpected {type(error).__name__} at {where}",
+            remedy="this is a mistake in exeat; please report that line",
+        )
 
 
 def _without_frames(command: Any) -> None:

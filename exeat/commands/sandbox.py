@@ -233,6 +233,7 @@ def end(sandbox: str, config: ConfigOption = None, output: OutputOption = Output
     try:
         answer = admin(config).end_sandbox(sandbox)
     except AdminError as error:
+        RemoteListeners(settings(config)).remove(sandbox)  # one whose time was over may still hold an address
         explain(error)
     RemoteListeners(settings(config)).remove(sandbox)
     if output is Output.json:
