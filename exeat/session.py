@@ -31,6 +31,9 @@ from exeat.supervisor import SandboxListener, StartRefused, Supervisor
 class Listeners(Protocol):
     """Where listening sockets of sandboxes go: our own supervisor, or another process's."""
 
+    def hold(self, sandbox: str) -> None:
+        """From now on the sandbox ends when this process does."""
+
     def add(self, listener: SandboxListener) -> None: ...
 
     def remove(self, sandbox: str) -> None: ...
@@ -137,6 +140,7 @@ async def sandbox(
     confined: Confined | None = None
     signals = _Signals()
     try:
+        link.listeners.hold(identifier)
         uid, gid = _uid_for(identifier)
         placeholders = {str(name): str(value) for name, value in answer.get("env", {}).items()}
         inside = client_environment(
@@ -225,6 +229,9 @@ class _OwnListeners:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
 
+    def hold(self, sandbox: str) -> None:
+        """Nothing to do: a supervisor of our own dies with us, and the next one ends what it left."""
+
     def add(self, listener: SandboxListener) -> None:
         self._supervisor.add_listener(listener)
 
@@ -239,16 +246,19 @@ class RemoteListeners:
         self._path = str(settings.control_socket)
         self._held: dict[str, socket.socket] = {}
 
+    def hold(self, sandbox: str) -> None:
+        """Keep a connection for `sandbox`: when it closes, because we died, the supervisor ends the sandbox."""
+        self._held[sandbox] = self._connect()
+        self._ask(self._held[sandbox], {"op": "hold", "sandbox": sandbox}, [])
+
     def add(self, listener: SandboxListener) -> None:
-        """Hand a listener over for as long as this process lives: when we die, the supervisor ends the sandbox."""
-        if listener.sandbox not in self._held:
-            self._held[listener.sandbox] = self._connect()
-        self._hand_over(self._held[listener.sandbox], listener, hold=True)
+        """Hand over a listener of a sandbox that we hold."""
+        self._hand_over(self._held[listener.sandbox], listener)
 
     def leave(self, listener: SandboxListener) -> None:
         """Hand a listener over that stays until its sandbox is ended."""
         with self._connect() as control:
-            self._hand_over(control, listener, hold=False)
+            self._hand_over(control, listener)
 
     def remove(self, sandbox: str) -> None:
         """Have the listeners of `sandbox` forgotten."""
@@ -258,13 +268,12 @@ class RemoteListeners:
         with contextlib.suppress(StartRefused), self._connect() as control:
             self._ask(control, {"op": "remove", "sandbox": sandbox}, [])
 
-    def _hand_over(self, control: socket.socket, listener: SandboxListener, *, hold: bool) -> None:
+    def _hand_over(self, control: socket.socket, listener: SandboxListener) -> None:
         message = {
             "op": "add",
             "sandbox": listener.sandbox,
             "channel_key": listener.channel_key,
             "use": listener.use,
-            "hold": hold,
         }
         self._ask(control, message, [listener.socket.fileno()])
         listener.socket.close()

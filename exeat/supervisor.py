@@ -319,12 +319,12 @@ class Supervisor:
             sandbox = str(request["sandbox"])
             if request["op"] == "remove" and not sockets:
                 self.remove_listeners(sandbox)
+            elif request["op"] == "hold" and not sockets:
+                self._peers[peer].add(sandbox)
             elif request["op"] == "add" and sockets:
                 key, use = str(request["channel_key"]), request.get("use", "proxy")
                 if use not in get_args(ListenerKind):
                     raise ValueError
-                if request["hold"]:
-                    self._peers[peer].add(sandbox)
                 for entry in sockets:
                     self.add_listener(SandboxListener(sandbox=sandbox, channel_key=key, socket=entry, use=use))
             else:

@@ -98,11 +98,47 @@ class Host:
                 process.kill()
 
 
-@pytest.fixture(scope="module", params=AS)
-def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+class Hosts:
+    """One Host and one run of the hostile workload for each who, made when first asked for, in whatever order."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._hosts: dict[str, Host] = {}
+        self._attempts: dict[str, dict[str, str]] = {}
+
+    def host(self, who: str) -> Host:
+        if who not in self._hosts:
+            self._hosts[who] = self._stack.enter_context(made_for(who))
+        return self._hosts[who]
+
+    def attempts(self, who: str) -> dict[str, str]:
+        if who not in self._attempts:
+            self._attempts[who] = {}  # should the attack itself fail, it is not repeated for every row
+            self._attempts[who] = attack(self.host(who))
+        return self._attempts[who]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with contextlib.ExitStack() as stack:
+        yield Hosts(stack)
+
+
+@pytest.fixture(params=AS)
+def host(request: pytest.FixtureRequest, hosts: Hosts) -> Host:
+    return hosts.host(request.param)
+
+
+@pytest.fixture(params=AS)
+def attempts(request: pytest.FixtureRequest, hosts: Hosts) -> dict[str, str]:
+    """How each attempt of the hostile workload ended."""
+    return hosts.attempts(request.param)
+
+
+@contextlib.contextmanager
+def made_for(who: str) -> Iterator[Host]:
     # pytest's own temporary folder can be entered by its user alone.
     with tempfile.TemporaryDirectory(prefix="exeat-") as name, contextlib.ExitStack() as stack:
-        who = str(request.param)
         folder = Path(name)
         prefix = ordinary.prefix() if who == "user" else []
         gateway = TestGateway(folder / "g", policy=POLICY, prefix=prefix, settings=f"admins: [{os.geteuid()}]\n")
@@ -121,9 +157,8 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def attempts(host: Host) -> dict[str, str]:
-    """How each attempt of the hostile workload ended."""
+def attack(host: Host) -> dict[str, str]:
+    """Run the hostile workload: how each of its attempts ended."""
     abstract = f"exeat-test-{uuid.uuid4().hex}"
     outside = [
         host.home / ".ssh" / "id_ed25519",
