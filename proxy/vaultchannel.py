@@ -8,6 +8,7 @@ reported done after everything that it matched was aborted. The stream's end den
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from typing import Final, Protocol, assert_never
 
@@ -16,6 +17,7 @@ from net.stream import StreamBroken
 from rules.names import Host
 from wire.control import (
     Ack,
+    Checked,
     Cut,
     CutDone,
     Drain,
@@ -104,6 +106,11 @@ class VaultChannel:
     async def refusal_chain(self, host: Host, owner: tuple[str, str] | None) -> str:
         """`chain` for a leaf that only carries a refusal: it draws on a small budget of its own."""
         return await self._ask(host, owner, refusal=True)
+
+    def checked(self, passed: bool) -> None:
+        """Tell what the self-check found, for status."""
+        with contextlib.suppress(StreamBroken):  # a vault that is gone has denied everything already
+            self._send(Checked(passed=passed))
 
     async def _ask(self, host: Host, owner: tuple[str, str] | None, *, refusal: bool) -> str:
         number = next(self._ids)

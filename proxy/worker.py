@@ -53,8 +53,9 @@ from proxy.lanes.mitm import MitmLane
 from proxy.lanes.tunnel import TunnelLane
 from proxy.limits import Budgets, Connections, LimitTable, RefusalLeaves, RefusalPace
 from proxy.liveset import Live
-from proxy.ports import Channel, Clock, LiveKey, RandomBytes, Snapshot
+from proxy.ports import Channel, Clock, DirectoryUnavailable, LiveKey, RandomBytes, Snapshot
 from proxy.recent import RecentRefusals
+from proxy.selfcheck import CHECK_SECONDS, Bench, Failed, MakeFront, Unfinished, self_check
 from proxy.stubdns import StubNames, answerer
 from proxy.vaultchannel import VaultChannel
 from rules.decide import decide_tunnel
@@ -68,6 +69,8 @@ REFUSAL_CONTEXTS: Final = 100
 """Contexts of refusal leaves: a small cache of their own (RULINGS 5.6)."""
 WATCH_SECONDS: Final = 0.25
 SETTLE_SECONDS: Final = 1.0
+EXIT_UNSOUND: Final = 3
+"""Exit code of a worker whose self-check failed."""
 """For lanes whose exchange was cut to write its outcome with what they counted."""
 
 
@@ -239,8 +242,13 @@ class Room:
 class Worker:
     """The process around a Room: a VaultHandler, the listeners, and the end."""
 
-    def __init__(self, boot: Boot, *, resolver: Resolver | None = None) -> None:
+    def __init__(self, boot: Boot, *, resolver: Resolver | None = None, probed: MakeFront | None = None) -> None:
+        """`probed` makes the room that the self-check tries; tests give an unsound one."""
         self._boot = boot
+        self._probed = probed or self._probed_front
+        self._current = asyncio.Event()
+        """Set while a snapshot was ever in force."""
+        self._unsound = False
         self._clock = SystemClock()
         self._table = AddressTable()
         self._stop = asyncio.Event()
@@ -263,6 +271,7 @@ class Worker:
         )
         stream = await open_socket_stream(_socket(boot.vault_fd, boot.vault_path))
         vault = VaultChannel(FrameStream(stream, MAX_FROM_VAULT), name=boot.name, spki=spki, handler=self)
+        self._vault = vault
         lookups = Lookups(self._resolver, clock=self._clock.boot)
         ports = Ports(
             clock=self._clock,
@@ -285,6 +294,10 @@ class Worker:
             tasks.append(asyncio.ensure_future(self._take_listeners(boot.listeners_fd)))
         try:
             await self._say("process.started")
+            await self._check(None)
+            if self._unsound:
+                return EXIT_UNSOUND
+            tasks.append(asyncio.ensure_future(self._check_again()))
             for listener in boot.listeners:
                 await self._listen(_inherited(listener.fd), listener)
             if boot.listen is not None:
@@ -292,14 +305,60 @@ class Worker:
             await self._stop.wait()
             for server in self._servers:
                 server.close()
-            await self._room.drain(self._drain_seconds)
+            await self._room.drain(0.0 if self._unsound else self._drain_seconds)
             await self._say("process.stopped")
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await journal.close()
-        return 0
+        return EXIT_UNSOUND if self._unsound else 0
+
+    # --- the self-check (I28) ---
+
+    async def _check_again(self) -> None:
+        """Once the first policy is in force, and every few minutes from then on."""
+        await self._current.wait()
+        while not self._unsound:
+            with contextlib.suppress(DirectoryUnavailable):
+                await self._check(self._directory.snapshot())
+            await asyncio.sleep(CHECK_SECONDS)
+
+    async def _check(self, in_force: Snapshot | None) -> None:
+        try:
+            count = await self_check(self._probed, self._clock, in_force)
+        except Unfinished as error:
+            complain(PROCESS, f"the self-check did not finish ({error}); it will be tried again")
+            return
+        except Exception as error:  # also one that it did not foresee: what cannot be shown to hold does not
+            await self._disarm(error)
+            return
+        self._vault.checked(True)
+        await self._say("selfcheck.passed", count=count)
+
+    async def _disarm(self, error: Exception) -> None:
+        """Refuse everything from now on, say so, and end."""
+        self._unsound = True
+        self._directory.lose()
+        self._link.disarm()
+        self._room.cut_all("policy-changing")
+        why = str(error) if isinstance(error, Failed) else type(error).__name__
+        complain(PROCESS, f"the self-check failed, everything is refused: {why}")
+        self._vault.checked(False)
+        await self._say("selfcheck.failed", detail=why)
+        self._stop.set()
+
+    def _probed_front(self, bench: Bench, directory: SnapshotDirectory) -> FrontDoor:
+        ports = Ports(
+            clock=self._clock,
+            random=os.urandom,
+            journal=bench,
+            broker=bench,
+            dialer=bench,
+            leaves=bench,
+            refusal_leaves=bench,
+        )
+        return Room(ports, directory, HelpTexts(ca_pem="", bundle_pem="", environment={})).front
 
     # --- the vault's words (proxy.vaultchannel.VaultHandler) ---
 
@@ -329,6 +388,7 @@ class Worker:
                 del self._servers[server]
                 self._room.names.forget(sandbox)
         self._seen_live = {str(name) for name in in_force.sandboxes}
+        self._current.set()
         self._tell_ready()
         return True
 
@@ -421,8 +481,8 @@ class Worker:
                 os.write(self._boot.ready_fd, b"ready\n")
                 os.close(self._boot.ready_fd)
 
-    async def _say(self, name: str) -> None:
-        mine: dict[str, str | int] = {"program": PROCESS, "instance": self._boot.name}
+    async def _say(self, name: str, **more: str | int) -> None:
+        mine: dict[str, str | int] = {"program": PROCESS, "instance": self._boot.name, **more}
         mine |= {"pid": os.getpid(), "uid": os.getuid()}
         try:
             await self._journal.append(Event(name, {**mine}))

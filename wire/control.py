@@ -1,7 +1,7 @@
 """Control messages between the vault and its workers and executors, over one inherited stream each.
 
     vault -> process   Welcome WorkerKey WorkerGone Snapshot Heartbeat Cut Drain Leaf LeafRefused Opened OpenRefused
-    process -> vault   Hello Ack LeafRequest CutDone Open Done Echo
+    process -> vault   Hello Ack LeafRequest CutDone Open Done Echo Checked
 
 Rules: frames of wire/frames.py, fixed layouts of wire/fields.py. What the vault reads is only the second line: no
 JSON, no nesting (RULINGS 1.1). What it sends may hold one JSON document (the snapshot), bounded by MAX_FROM_VAULT.
@@ -232,7 +232,14 @@ class Echo:
     hits: int
 
 
-ToVault = Hello | Ack | LeafRequest | CutDone | Open | Done | Echo
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """From a worker: its self-check of just now. `passed` False: it refuses everything and ends."""
+
+    passed: bool
+
+
+ToVault = Hello | Ack | LeafRequest | CutDone | Open | Done | Echo | Checked
 Message = FromVault | ToVault
 
 
@@ -304,6 +311,9 @@ def encode(message: Message) -> bytes:
         case Echo():
             kind = 71
             w.number(message.id).text(message.credential, _SHORT).number(message.hits)
+        case Checked():
+            kind = 72
+            w.flag(message.passed)
     return encode_frame(kind, w.finish(), MAX_FROM_VAULT if kind < 64 else MAX_TO_VAULT)
 
 
@@ -334,6 +344,8 @@ def decode_to_vault(frame: Frame) -> ToVault:
             message = Done(id=r.number(), sent=r.flag(), status=r.number(2), bytes_up=r.number(), bytes_down=r.number())
         case 71:
             message = Echo(id=r.number(), credential=r.text(_SHORT), hits=r.number())
+        case 72:
+            message = Checked(passed=r.flag())
         case _:
             raise WireError("a frame of an unknown type")
     r.finish()

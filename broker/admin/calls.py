@@ -255,7 +255,12 @@ async def status_call(request: web.Request) -> web.Response:
             "started_at": vault.started_at,
             "generation": vault.desk.generation,
             "processes": [
-                {"name": member.name, "kind": member.kind, "generation": member.generation}
+                {
+                    "name": member.name,
+                    "kind": member.kind,
+                    "generation": member.generation,
+                    **_checked(member.checked),
+                }
                 for member in vault.fleet.members()
             ],
             "lost": list(vault.lost),
@@ -271,6 +276,10 @@ async def status_call(request: web.Request) -> web.Response:
             "shared_uid": vault.boot.danger_shared_uid,
         }
     )
+
+
+def _checked(last: tuple[bool, float] | None) -> dict[str, Any]:
+    return {} if last is None else {"self_check": {"passed": last[0], "at": last[1]}}
 
 
 async def reset_clock_call(request: web.Request) -> web.Response:

@@ -28,6 +28,8 @@ class Member:
     generation: int = 0
     cuts: set[int] = field(default_factory=set)
     """Cuts not yet reported done."""
+    checked: tuple[bool, float] | None = None
+    """A worker's last self-check: whether it passed, and when (wall time)."""
 
 
 class Fleet:

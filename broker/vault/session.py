@@ -19,6 +19,7 @@ from broker.vault.records import Fields, who
 from rules.facts import Sandbox
 from wire.control import (
     Ack,
+    Checked,
     CutDone,
     Done,
     Echo,
@@ -92,6 +93,10 @@ class Session:
                 call = self._open.get(message.id) or self._done.get(message.id)
                 if call is not None and call.credential == message.credential:
                     self._work(self._vault.echoed(call, message.hits))
+            case Checked():
+                self._only("worker")
+                assert self.member is not None
+                self.member.checked = (message.passed, self._vault.clock.wall())
             case _:
                 assert_never(message)
 

@@ -13,7 +13,7 @@ from broker.admin.peers import Peer, refuse
 from broker.admin.server import serve_admin
 from broker.vault.boot import BootRefused
 from tests.support.vaults import SECRET, Rig
-from wire.control import Cut, Snapshot
+from wire.control import Checked, Cut, Snapshot
 
 
 @pytest.fixture
@@ -468,3 +468,20 @@ async def test_an_unexpected_error_shows_nothing(rig, monkeypatch, capsys) -> No
     assert (error.code, error.status) == ("internal-error", 500)
     assert "canary" not in str(error.body)
     assert "canary" not in capsys.readouterr().err
+
+
+async def test_status_shows_the_last_self_check_of_each_worker(rig) -> None:
+    """Nothing before the first; then its result and time. An executor that sends one is cut off."""
+    worker = await rig.process("worker", "worker-1")
+    executor = await rig.process("executor", "executor-1")
+    shown = {process["name"]: process for process in (await call(rig, "status"))["processes"]}
+    assert "self_check" not in shown["worker-1"]
+    executor.say(Checked(passed=True))
+    await executor.closed.wait()
+    for passed in (True, False):
+        worker.say(Checked(passed=passed))
+        async with asyncio.timeout(5):
+            while rig.vault.fleet.members("worker")[0].checked != (passed, rig.clock.wall()):
+                await asyncio.sleep(0)
+        (process,) = (await call(rig, "status"))["processes"]
+        assert process["self_check"] == {"passed": passed, "at": rig.clock.wall()}

@@ -21,7 +21,10 @@ import pytest
 from broker.vault.ca import CertificateAuthority
 from net.framing import FrameStream
 from net.stream import StreamBroken, open_socket_stream
-from proxy.worker import _fault
+from proxy.directory import SnapshotDirectory
+from proxy.ports import DirectoryUnavailable
+from proxy.selfcheck import Bench
+from proxy.worker import Boot, Listener, Worker, _fault
 from rules.compile import compile_policy
 from rules.names import Host
 from rules.parse import Sources, parse_sources
@@ -29,6 +32,7 @@ from tests.support.auditors import DIGEST_KEY, RunningAuditor
 from tests.support.rooms import TOKEN, Client, get
 from wire.control import (
     Ack,
+    Checked,
     Cut,
     CutDone,
     Heartbeat,
@@ -302,3 +306,98 @@ def test_only_faults_are_complained_of(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == ""
     _fault(KeyError("x"))
     assert "unexpected error (KeyError" in capsys.readouterr().err
+
+
+# --- the self-check (I28) -------------------------------------------------------------------------------------------
+
+
+def lets_everything_through(bench: Bench, directory: SnapshotDirectory) -> Any:
+    """A room that an unsound worker would have."""
+
+    class Open:
+        async def serve(self, stream: Any, channel: Any) -> None:
+            bench.left += 1
+            stream.abort()
+
+    return Open()
+
+
+class Sounding:
+    """A room whose makers tests can exchange while the worker runs."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.sound = worker._probed_front
+        self.broken = False
+
+    def __call__(self, bench: Bench, directory: SnapshotDirectory) -> Any:
+        return lets_everything_through(bench, directory) if self.broken else self.sound(bench, directory)
+
+
+@asynccontextmanager
+async def within(directory: Path, sounding: bool) -> AsyncIterator[tuple[Worker, ScriptedVault, RunningAuditor, Any]]:
+    """A Worker in this process, with a listener; `sounding`: as if it were sound at first."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = listening()
+    async with RunningAuditor(directory, channels=(("worker-0", "worker"),)) as auditor:
+        boot = Boot(
+            name="worker-0",
+            ca_pem=ROOT.root_pem,
+            digest_key=DIGEST_KEY,
+            vault_fd=theirs.detach(),
+            auditor_fd=os.dup(auditor.sockets[0].fileno()),
+            listeners=(Listener(fd=listener.detach(), kind="shared", name="proxy"),),
+            drain_seconds=1.0,
+        )
+        made = Worker(boot)
+        made._probed = rooms = Sounding(made)
+        rooms.broken = not sounding
+        ours.setblocking(False)
+        vault = ScriptedVault(FrameStream(await open_socket_stream(ours)), [box("sb_one", TOKEN)])
+        tasks = [asyncio.ensure_future(vault.run()), asyncio.ensure_future(vault.beat())]
+        try:
+            yield made, vault, auditor, rooms
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            vault.frames.abort()
+
+
+def named(auditor: RunningAuditor, event: str) -> list[dict[str, Any]]:
+    return [record for record in auditor.records() if record["event"] == event]
+
+
+async def test_an_unsound_worker_never_listens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At start: the failed check is on record and told to the vault; the process ends with 3 before it accepts."""
+    async with within(tmp_path, sounding=False) as (made, vault, auditor, _), asyncio.timeout(30):
+        assert await made.run() == 3
+        assert made._servers == {}
+        assert (await vault.until(Checked)).passed is False
+        (record,) = named(auditor, "selfcheck.failed")
+        assert "a denied host" in record["detail"]
+    assert "everything is refused" in capsys.readouterr().err
+
+
+async def test_a_worker_that_turns_unsound_refuses_everything_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Later: the next check finds it; directory and broker are shut, live connections cut, exit code 3."""
+    monkeypatch.setattr("proxy.worker.CHECK_SECONDS", 0.01)
+    async with within(tmp_path, sounding=True) as (made, vault, auditor, rooms), asyncio.timeout(30):
+        running = asyncio.ensure_future(made.run())
+        assert (await vault.until(Checked)).passed
+        await vault.until(Ack)
+        rooms.broken = True
+        assert await running == 3
+        with pytest.raises(DirectoryUnavailable):
+            made._directory.snapshot()
+        assert named(auditor, "selfcheck.passed")
+        assert named(auditor, "selfcheck.failed")
+    assert "the self-check failed" in capsys.readouterr().err
+
+
+async def test_a_sound_worker_says_so(tmp_path: Path) -> None:
+    """The process itself: one check at start and one with the policy in force, told and recorded."""
+    async with worker(tmp_path) as running, asyncio.timeout(30):
+        for _ in range(2):
+            assert (await running.vault.until(Checked)).passed

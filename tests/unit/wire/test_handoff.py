@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rules.facts import BodyAttested, FactsRefused
 from wire.control import (
     Ack,
+    Checked,
     Cut,
     CutDone,
     Done,
@@ -337,6 +338,8 @@ TO_VAULT: list[Message] = [
     Open(id=5, sealed=SEALED, attested=BodyAttested(operations=frozenset({"a", "b?x=1"}), sha256=b"s" * 32)),
     Done(id=4, sent=True, status=200, bytes_up=1, bytes_down=2),
     Echo(id=4, credential="shop", hits=2),
+    Checked(passed=True),
+    Checked(passed=False),
 ]
 
 
