@@ -33,8 +33,10 @@ def main(wanted: list[str]) -> int:
         Path(folder).chmod(0o755)
         with Ground(Path(folder)) as ground:
             field = Field(ground)
-            for case in cases:
-                for entry in filter(available, case.at):
+            for entry in points:
+                for case in cases:
+                    if entry not in case.at:
+                        continue
                     key = (number_of(case), entry)
                     played[key] += 1
                     try:

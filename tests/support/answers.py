@@ -25,10 +25,13 @@ DOWNLOAD = bytes(range(256)) * (10 << 12)
 """10 MiB."""
 
 
+SERVED = b"served"
+
+
 async def served(exchange: Exchange) -> None:
     """What origins do where a case says nothing: a short answer that shows nothing of the request."""
     await exchange.read_body()
-    await exchange.answer(200, b"served", (("Content-Type", "text/plain"),))
+    await exchange.answer(200, SERVED, (("Content-Type", "text/plain"),))
 
 
 async def download(exchange: Exchange) -> None:

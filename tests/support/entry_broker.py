@@ -25,6 +25,7 @@ from proxy.brokerlink import BrokerUnavailable, HandoffBroken, HandoffRequest, S
 from rules.decision import Permit
 from rules.facts import FactsRefused, RequestFacts
 from rules.names import InvalidName, parse_authority
+from tests.support.answers import SERVED
 from tests.support.attackdata import Case
 from tests.support.attacker import Answer
 from tests.support.attempts import (
@@ -62,11 +63,19 @@ class Broker:
         self._ground = ground
         self._loop = ground.enter(LoopThread())
         self._tasks: list[asyncio.Task[Any]] = []
+        self._starts = 0
         self._loop.run(self._start())
         ground.enter(closing(lambda: self._loop.run(self._stop())))
 
+    def _alive(self) -> None:
+        """A machine that stood still made the vault give its silent processes up: begin again with others."""
+        if self._worker.closed.is_set():
+            self._loop.run(self._stop())
+            self._loop.run(self._start())
+
     async def _start(self) -> None:
-        folder = self._ground.folder / "broker"
+        self._starts += 1
+        folder = self._ground.folder / f"broker-{self._starts}"
         folder.mkdir()
         for name, pem in self._ground.ca_files.items():
             (folder / name).write_text(pem)
@@ -111,19 +120,21 @@ class Broker:
             channel.close()
 
     async def _stop(self) -> None:
+        stopping, self._tasks = self._tasks, []
         await self._executor.cut(Cut(id=0, kind="all"))
         await self._executor.settle()
         await self._pool.close()
         for channel in self._link._channels:
             channel.close()
-        for task in self._tasks:
+        for task in stopping:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*stopping, return_exceptions=True)
         self._worker.close()
         self._control.abort()
         await self._rig.stop()
 
     def attempt(self, case: Case) -> Observed:
+        self._alive()
         # A sandbox of its own: a credential that was echoed three times is disarmed for that sandbox.
         box = self._loop.run(self._rig.sandbox())
         before = len(self._journal.events)
@@ -134,6 +145,8 @@ class Broker:
     def control(self) -> None:
         observed = self._loop.run(self._ask(CONTROL, self._second, self._second))
         assert observed.status == 200, observed
+        assert observed.answer is not None
+        assert observed.answer.body == SERVED, observed
 
     async def _ask(self, case: Case, box: Created, other: Created) -> Observed:
         assert case.request is not None, "a hand-off is made of a request"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import socket
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from tests.support.answers import SERVED
 from tests.support.attackdata import Case, render
 from tests.support.attacker import Plan, play, play_http2
 from tests.support.attempts import (
@@ -28,6 +30,9 @@ from tests.support.entries import inside_of
 from tests.support.gateway import Box
 from tests.support.ground import Ground
 from tests.support.waiting import until
+
+REFUSALS_PER_SECOND = 30
+"""Below what the auditor writes singly for one sandbox (RULINGS 9.2)."""
 
 
 class _OnGateway:
@@ -52,6 +57,8 @@ class _OnGateway:
     def control(self) -> None:
         observed = self._play(CONTROL, self._second.connect(), self._token_names(self._second))
         assert (observed.verdict, observed.status) == ("allowed", 200), observed
+        assert observed.answer is not None
+        assert observed.answer.body == SERVED, observed
 
     def _open(self, case: Case) -> tuple[socket.socket, dict[str, bytes], str]:
         """A connection to the proxy as the case's sandbox, its names, its id."""
@@ -181,6 +188,15 @@ class InSandbox(_OnGateway):
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
         self._entry = ground.enter(inside_of(ground.gateway))
+        self._next = 0.0
+
+    def attempt(self, case: Case) -> Observed:
+        # One sandbox for all cases: refusals that come faster than its budget are counted together, not one by one.
+        pause = self._next - time.monotonic()
+        if pause > 0:
+            time.sleep(pause)
+        self._next = time.monotonic() + 1 / REFUSALS_PER_SECOND
+        return super().attempt(case)
 
     def _open(self, case: Case) -> tuple[socket.socket, dict[str, bytes], str]:
         names = self._sandbox_names(self._entry.environment["OK_KEY"]) | {"auth": b""}
