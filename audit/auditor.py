@@ -150,6 +150,9 @@ class Auditor:
         for channel in list(self._channels):
             channel.close()
         self._writer.stop("auditor", {"program": "auditor", "pid": os.getpid()})
+        for timer in (self._sync_timer, self._retry):  # the file is closed: nothing may come back to it
+            if timer is not None:
+                timer.cancel()
         self._settled()
         if self._notary is not None:
             self._notary.sign()
