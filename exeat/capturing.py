@@ -29,7 +29,7 @@ def captured_interface(netfilter: Netfilter, name: str) -> Interface:
     differences = netfilter.differences(found.plan, found) if found else []
     differences += netfilter.misfits(interface)
     if differences:
-        raise NetfilterError(f"{name} is not captured as it should be: {differences[-1]}", "exeat capture check")
+        raise NetfilterError(f"{name} is not captured as it should be: {'; '.join(differences)}", "exeat capture check")
     return interface
 
 
