@@ -12,7 +12,9 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from tests.support.attackdata import Case, load
+import yaml
+
+from tests.support.attackdata import COVERAGE, FOLDER, Case, load
 from tests.support.entrypoints import ENTRY_POINTS, available
 from tests.support.ground import Ground
 from tests.support.scoring import Field
@@ -53,6 +55,11 @@ def main(wanted: list[str]) -> int:
     for hole in holes:
         print(f"\nHOLE {hole[:2000]}")
     attacks = sum(count for (number, _), count in played.items() if not is_control(number))
+    if not wanted:
+        elsewhere = sorted(
+            set(yaml.safe_load((FOLDER / COVERAGE).read_text("utf-8"))["tests"]) - {n for n, _ in played}
+        )
+        print(f"Played by tests of `make test` alone (tests/attacks/coverage.yaml): {' '.join(elsewhere)}")
     kinds = len({number_of(case) for case in cases if not is_control(case.id)})
     print(
         f"{attacks} attempts of {kinds} attacks and {sum(played.values()) - attacks} controls at {len(points)} entry "

@@ -46,9 +46,9 @@ class _OnGateway:
         self._second = ground.second
 
     def attempt(self, case: Case) -> Observed:
+        before = len(self._ground.tail.read())  # a captured connection may be refused as soon as it is open
         sock, names, _ = self._open(case)
         names |= {name: names[other] for name, other in self.hosts.items()}
-        before = len(self._ground.tail.read())
         observed = self._play(case, sock, names)
         observed.records = self._records(before, case)
         self._close(case)
