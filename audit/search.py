@@ -13,7 +13,7 @@ from typing import Final
 
 from audit.budget import REFUSALS
 from audit.events import EVENTS
-from audit.segments import parse_line, segment_files, sequence_of, walk
+from audit.segments import parse_line, segment_files, segment_number, sequence_of, walk
 
 type Record = dict[str, object]
 
@@ -94,6 +94,39 @@ def search(directory: Path, wanted: Filter) -> Iterator[Record]:
             yield record
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An end that the log had once."""
+
+    segment: int = 0
+    offset: int = 0
+
+
+def end_of_log(directory: Path) -> Place:
+    """Where the log ends now. Raises OSError."""
+    files = segment_files(directory)
+    return Place(segment=segment_number(files[-1]) or 0, offset=files[-1].stat().st_size) if files else Place()
+
+
+def refusals_since(directory: Path, place: Place, sandbox: str) -> Iterator[Record]:
+    """The refusals of `sandbox` that were written after `place`, in order. Raises OSError."""
+    wanted = Filter(sandbox=sandbox, refused=True)
+    name = sandbox.encode()
+    seen = 0
+    for path in segment_files(directory):
+        number = segment_number(path) or 0
+        if number < place.segment:
+            continue
+        with path.open("rb") as file:
+            file.seek(place.offset if number == place.segment else 0)
+            for line in file:
+                record = parse_line(line.rstrip(b"\n")) if name in line else None
+                # After a failed write the same records stand in two segments; each counts once.
+                if record is not None and sequence_of(record) > seen and wanted.matches(record):
+                    seen = sequence_of(record)
+                    yield record
+
+
 def follow(directory: Path, wanted: Filter, wait: Callable[[], bool], *, last: int = 10) -> Iterator[Record]:
     """The last `last` matching records, then new ones as they are written.
 
@@ -164,10 +197,8 @@ def explain_record(records: Iterable[Mapping[str, object]]) -> str:
 def _facts(record: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     get = record.get
     if get("sandbox"):
-        yield (
-            "sandbox",
-            f"{get('sandbox')} (role {get('role', '?')}, owner {get('owner', '?')}, task {get('task', '?')})",
-        )
+        who = ", ".join(f"{name} {get(name)}" for name in ("role", "owner", "agent", "task") if get(name))
+        yield "sandbox", f"{get('sandbox')} ({who})" if who else str(get("sandbox"))
     if get("host"):
         port = f":{get('port')}" if "port" in record else ""
         yield "request", f"{get('method', 'CONNECT')} {get('scheme', 'tcp')}://{get('host')}{port}{get('path', '')}"

@@ -400,7 +400,7 @@ _TABLE: tuple[tuple[str, int, str, bool, str, str, str], ...] = (
         "destination_ip_prohibited",
         False,
         "The name resolves to an address that is not reachable from here.",
-        _OPERATOR,
+        "Tell the operator: where that address is meant, `destinations:` in the policy must name it.",
         "Every address of a name is checked; private, special and our own addresses are refused unless the operator "
         "declared them for that destination.",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from difflib import get_close_matches
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -186,6 +187,8 @@ def why(
             say(explain_record(found))
             for code in sorted({reason_of(record) for record in found} & set(REASONS)):
                 say(f"What helps: {REASONS[code].remedy}")
+            for entry in sorted(filter(None, map(_destination, found))):
+                say(f"  {entry}")
         raise SystemExit(0 if found else EXIT_NO)
     client = admin(config)
     try:
@@ -201,6 +204,21 @@ def why(
     else:
         print_decision(answer)
     raise SystemExit(0 if answer.get("decision") == "permit" else EXIT_NO)
+
+
+_OFFERED = ("private", "documentation", "benchmarking")
+"""Ranges that inside hosts live in. Others may be opened too, but nobody is led to a metadata service."""
+
+
+def _destination(record: Mapping[str, Any]) -> str:
+    """The policy entry that would permit the address in `record`; empty where none is offered."""
+    host, address, why = (str(record.get(name, "")) for name in ("host", "address", "detail"))
+    if record.get("error") != "address-refused" or not host or why not in _OFFERED:
+        return ""
+    try:
+        return f"destinations: {{{printable(host)}: {{addresses: [{ip_network(address)}]}}}}"
+    except ValueError:
+        return ""
 
 
 def print_decision(answer: Mapping[str, Any]) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections import Counter
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from audit.search import Place, end_of_log, reason_of, refusals_since
 from broker.admin.client import AdminError
 from exeat import session
 from exeat.boundary import BoundaryRefused, Surroundings
@@ -82,6 +85,7 @@ async def _run(
     try:
         async with session.gateway(current, danger_shared_uid=danger_shared_uid, report=note) as link:
             wanted = await asyncio.to_thread(options.only_role, link.admin, role)
+            before = _end_of_log(current.log)
             async with session.sandbox(
                 link,
                 argv=command,
@@ -106,7 +110,10 @@ async def _run(
                         f"exeat: {os.getcwd()} is not shown inside, because it holds your home, keys, or exeat's own "
                         f"files; the command starts in {running.cwd} (start from a project folder, or use --rw)"
                     )
-                return await running.wait()
+                code = await running.wait()
+            if before is not None:
+                _say_refused(current.log, before, running.id)
+            return code
     except AdminError as error:
         explain(error)
     except StartRefused as error:
@@ -115,6 +122,31 @@ async def _run(
         fail(str(error), code=EXIT_USAGE)
     except BoundaryUnavailable as error:
         fail(str(error))
+
+
+def _end_of_log(log: Path) -> Place | None:
+    """None where the log is another user's."""
+    try:
+        return end_of_log(log)
+    except OSError:
+        return None
+
+
+def _say_refused(log: Path, before: Place, sandbox: str) -> None:
+    """What was refused, in one line: pip and others do not show the refusal that they got."""
+    counts: Counter[str] = Counter()
+    last = ""
+    try:
+        for record in refusals_since(log, before, sandbox):
+            counts[reason_of(record) or "further ones"] += int(str(record.get("count") or 1))
+            last = str(record.get("request_id") or last)
+    except OSError:
+        return
+    if total := counts.total():
+        reasons = ", ".join(f"{code} {number}" if total > 1 else code for code, number in counts.most_common(5))
+        also = f"; all: exeat audit search --refused --sandbox {sandbox}" if total > 1 else ""
+        why = f"exeat why {last}" if last else f"exeat why {counts.most_common(1)[0][0]}"
+        note(f"exeat: {total} refused ({reasons}); {'the last: ' if total > 1 else ''}{why}{also}")
 
 
 def surroundings(current: Settings) -> Surroundings:

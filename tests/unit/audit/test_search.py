@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from audit.__main__ import main
-from audit.search import Filter, explain_record, follow, search
+from audit.search import Filter, Place, end_of_log, explain_record, follow, refusals_since, search
 from tests.support.events import WHO, intent, outcome, refusal
 from tests.support.logs import put, sample, writer
 
@@ -115,3 +115,20 @@ def test_escaped_text_stays_escaped_in_an_explanation(tmp_path: Path) -> None:
     put(made, refusal(request_id="req_1", host="a\x1b[2J\n"))
     made.close()
     assert explain_record(search(tmp_path / "log", Filter(request_id="req_1"))).replace("\n", "").isprintable()
+
+
+def test_refusals_since_a_place_in_the_log(tmp_path: Path) -> None:
+    """Only those of the sandbox, written after the place, also in segments that began later; none of an empty log."""
+    assert end_of_log(tmp_path) == Place()
+    folder = tmp_path / "log"
+    made = writer(folder, segment_bytes=600)
+    put(made, refusal(request_id="old"))
+    place = end_of_log(folder)
+    assert list(refusals_since(folder, place, WHO["sandbox"])) == []
+    for number in range(3):
+        put(made, intent(f"good_{number}"), refusal(request_id=f"new_{number}"))
+        put(made, refusal(request_id="other", sandbox="sb_other"))
+    made.close()
+    found = [record["request_id"] for record in refusals_since(folder, place, WHO["sandbox"])]
+    assert found == ["new_0", "new_1", "new_2"]
+    assert len(list(refusals_since(folder, Place(), WHO["sandbox"]))) == 4

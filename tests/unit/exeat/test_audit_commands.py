@@ -15,7 +15,15 @@ from tests.support.logs import put, writer
 def log(tmp_path: Path) -> str:
     """One request that policy permitted and whose name led to a refused address."""
     made = writer(tmp_path / "log")
-    more = {"detail": "documentation", "address": "203.0.113.80", "status": 403, "bytes_up": 0, "bytes_down": 0}
+    more = {
+        "host": "registry.example",
+        "port": 443,
+        "detail": "documentation",
+        "address": "203.0.113.80",
+        "status": 403,
+        "bytes_up": 0,
+        "bytes_down": 0,
+    }
     put(made, intent("req_1"), outcome("req_1", error="address-refused", **more))
     made.close()
     return str(tmp_path / "log")
@@ -45,6 +53,21 @@ def test_why_says_what_helps_when_a_permitted_request_failed(log: str, capsys: p
     assert "address: 203.0.113.80" in shown
     assert "error: address-refused (documentation)" in shown
     assert "What helps: " in shown
+    assert "  destinations: {registry.example: {addresses: [203.0.113.80/32]}}" in shown
+
+
+@pytest.mark.parametrize(
+    ("address", "detail"), [("127.0.0.1", "own-listener"), ("169.254.169.254", "link-local"), ("203.0.113.80", "other")]
+)
+def test_no_entry_is_offered_that_would_not_help(
+    tmp_path: Path, address: str, detail: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing opens our listeners or the metadata service, so nobody is told to try."""
+    made = writer(tmp_path / "log")
+    put(made, intent("req_1"), outcome("req_1", error="address-refused", address=address, detail=detail, status=403))
+    made.close()
+    assert code_of("why", "req_1", "--log", str(tmp_path / "log")) == 0
+    assert "destinations: {" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
