@@ -223,9 +223,12 @@ def _destination(record: Mapping[str, Any]) -> str:
 
 def print_decision(answer: Mapping[str, Any]) -> None:
     """A would-be decision, line by line."""
-    for name in ("decision", "rule", "operation", "effect", "credential", "reason", "remedy", "approval"):
-        if answer.get(name):
-            say(f"{name:11} {printable(str(answer[name]))}")
+    known = REASONS.get(str(answer.get("reason")))
+    shown = {"remedy": known.remedy} if known else {}
+    shown |= {name: value for name, value in answer.items() if value}
+    for name in ("decision", "rule", "operation", "effect", "credential", "reason", "message", "remedy", "approval"):
+        if name in shown:
+            say(f"{name:11} {printable(str(shown[name]))}")
 
 
 def _records_of(request_id: str, folder: Path) -> list[Mapping[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import sys
 from collections import Counter
 from pathlib import Path
@@ -110,6 +111,11 @@ async def _run(
                         f"exeat: {os.getcwd()} is not shown inside, because it holds your home, keys, or exeat's own "
                         f"files; the command starts in {running.cwd} (start from a project folder, or use --rw)"
                     )
+                for path in not_writable([running.cwd, *rw]):
+                    note(
+                        f"exeat: started by root, the command has a user of its own that may not write in {path} "
+                        f"(start exeat as an ordinary user who may, or: chmod o+w {path})"
+                    )
                 code = await running.wait()
             if before is not None:
                 _say_refused(current.log, before, running.id)
@@ -122,6 +128,13 @@ async def _run(
         fail(str(error), code=EXIT_USAGE)
     except BoundaryUnavailable as error:
         fail(str(error))
+
+
+def not_writable(shown: list[str]) -> list[str]:
+    """As root: those of the folders shown writable in which the sandbox's own user may not write."""
+    if os.geteuid() != 0:
+        return []
+    return [path for path in dict.fromkeys(shown) if os.path.isdir(path) and not os.stat(path).st_mode & stat.S_IWOTH]
 
 
 def _end_of_log(log: Path) -> Place | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from exeat.cli import main
+from exeat.commands.audit import print_decision
 from tests.support.events import intent, outcome
 from tests.support.logs import put, writer
 
@@ -83,3 +84,11 @@ def test_why_names_what_it_understands(log: str, subject: str, said: str, capsys
     error = capsys.readouterr().err
     assert "neither a request id (req_...), nor a URL, nor a reason code" in error
     assert said in error
+
+
+def test_a_denial_always_says_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    """The decision's own remedy, or the one of its reason."""
+    print_decision({"decision": "deny", "reason": "no-rule", "rule": None, "remedy": None})
+    assert "remedy      Ask the operator" in capsys.readouterr().out
+    print_decision({"decision": "deny", "reason": "no-rule", "remedy": "Nearest is a/b."})
+    assert "remedy      Nearest is a/b." in capsys.readouterr().out
