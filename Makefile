@@ -26,20 +26,20 @@ format: setup  ## reformat
 	@$(PY) -m ruff format -q .
 	@$(PY) -m ruff check -q --fix .
 
-lint: setup
+lint: setup  ## only format and lint
 	@$(PY) -m ruff format --check -q . || { echo "run 'make format'"; exit 1; }
 	@$(PY) -m ruff check -q .
 
-types: setup
+types: setup  ## only types
 	@$(PY) -m mypy --no-error-summary
 
-imports: setup
+imports: setup  ## only the import contracts
 	@.venv/bin/lint-imports --no-cache > .venv/imports.txt 2>&1 || { cat .venv/imports.txt; exit 1; }
 
-unit: setup
+unit: setup  ## only unit, invariants, architecture, docs
 	@$(PY) -m pytest -q -n 2 -m 'not slow' tests/unit tests/invariants tests/architecture tests/docs
 
-integration: setup
+integration: setup  ## only integration, with real clients
 	@$(PY) -m pytest -q -n 2 --dist loadgroup tests/integration
 
 docs: setup  ## write the generated pages anew
@@ -54,5 +54,5 @@ bench: setup  ## measure beside direct, tunnel, mitmproxy and Squid; writes benc
 lock: setup  ## resolve dependencies anew (hashes, no hosts)
 	@$(PY) -m uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --group dev pyproject.toml -o requirements.lock
 
-clean:
+clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
