@@ -2,5 +2,5 @@
 
 May enter: ports and addresses as values; nothing from a sandbox.
 Imports: the standard library; rules (types).
-Start reading: inside.py (the rules in a namespace that `exeat run` made).
+Start reading: inside.py (the rules in a namespace that `exeat run` made), gateway.py (those on a host).
 """

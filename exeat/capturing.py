@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from pathlib import Path
 
 from capture.plan import CAPTURED_PORT, DNS_PORT, PROXY_PORT, Interface, Plan
 from exeat.launch import ListenerKind
@@ -31,6 +32,13 @@ def captured_interface(netfilter: Netfilter, name: str) -> Interface:
     if differences:
         raise NetfilterError(f"{name} is not captured as it should be: {'; '.join(differences)}", "exeat capture check")
     return interface
+
+
+def quieten(interface: Interface) -> None:
+    """Beside the rules: the kernel forwards no IPv4 packet that comes in here, even if somebody flushes every rule,
+    and tells nobody by ARP which other addresses this machine has. Raises OSError."""
+    for name, value in (("forwarding", "0"), ("arp_ignore", "1")):
+        Path(f"/proc/sys/net/ipv4/conf/{interface.name}/{name}").write_text(value, "ascii")
 
 
 def sockets_on(interface: Interface) -> list[tuple[ListenerKind, socket.socket]]:

@@ -12,7 +12,7 @@ import typer
 
 from broker.admin.client import AdminError
 from capture.plan import PlanError
-from exeat.capturing import captured_interface, sockets_on
+from exeat.capturing import captured_interface, quieten, sockets_on
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.environment import FORMATS, client_environment, removals, render
 from exeat.launch import ListenerKind
@@ -187,7 +187,9 @@ def own_listener(port: str | None, unix: Path | None) -> socket.socket:
 def captured_listeners(name: str) -> list[tuple[ListenerKind, socket.socket]]:
     """The sockets of the sandbox behind the captured interface `name`; exits unless the kernel's rules hold for it."""
     try:
-        return sockets_on(captured_interface(Netfilter(), name))
+        interface = captured_interface(Netfilter(), name)
+        quieten(interface)
+        return sockets_on(interface)
     except (PlanError, NetfilterError) as error:
         fail(str(error), remedy=error.remedy)
     except OSError as error:

@@ -527,6 +527,38 @@ def test_changed_rules_are_found_and_put_back(scene: Scene) -> None:
     assert kernel("check", "--interface", other).code == 1
 
 
+def test_flushed_rules_are_found_and_ipv4_is_not_forwarded_meanwhile(scene: Scene) -> None:
+    """Some firewall services start with `flush ruleset`. The interface itself forwards nothing; `check` says no."""
+    one, two = scene.one, scene.two
+    forwarded = 'print([line.split()[6] for line in open("/proc/net/snmp") if line.startswith("Ip:")][1])'
+    subprocess.run(["nft", "flush", "ruleset"], check=True)
+    try:
+        before = subprocess.run(["python3", "-c", forwarded], capture_output=True, check=True).stdout
+        assert one.python(UNHEARD + f"ask(v4, tcp, {two.own4!r}, 7777)\nask(v4, udp, {two.own4!r}, 7777)") == ""
+        assert subprocess.run(["python3", "-c", forwarded], capture_output=True, check=True).stdout == before
+        done = kernel("check", "--interface", one.option)
+        assert (done.code, "there is none" in done.out) == (1, True), done
+        done = create(scene.gateway, one.link)
+        assert (done.code, "is not captured" in done.err) == (1, True), done
+    finally:
+        kernel("apply", "--interface", one.option, "--interface", two.option)
+    assert kernel("check", "--interface", one.option, "--interface", two.option).code == 0
+
+
+def test_the_host_tells_no_other_address_of_its_own_by_arp(scene: Scene) -> None:
+    """On the sandbox's link only the gateway's address there is answered for."""
+    one = scene.one
+    ip("-n", one.name, "route", "add", f"{HOST}/32", "dev", "eth0")
+    try:
+        one.python(UNHEARD + f"ask(v4, udp, {HOST!r}, 7777)\nask(v4, udp, {one.host4!r}, 7777)")
+        known = one.run("ip", "-j", "neigh", "show", "dev", "eth0").json()
+    finally:
+        ip("-n", one.name, "route", "del", f"{HOST}/32", "dev", "eth0")
+    answered = {entry["dst"] for entry in known if entry.get("lladdr")}
+    assert one.host4 in answered
+    assert HOST not in answered
+
+
 def test_an_interface_keeps_its_rules_while_it_exists(scene: Scene) -> None:
     """Neither `--forget` nor `--only` sets a living interface free."""
     for words in (("--forget", scene.one.link), ("--only", "--interface", scene.two.option)):
