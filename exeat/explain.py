@@ -45,7 +45,7 @@ def explain_request(policy: Policy, role: str, method: str, url: str, body: str 
     except InvalidName as error:
         raise NotExplained(f"{authority!r}: {error}") from None
     except FactsRefused as error:
-        return {"decision": "denied", "reason": error.reason, "remedy": reason(error.reason).remedy}
+        return {"decision": "deny", "reason": error.reason, "remedy": reason(error.reason).remedy}
     sandbox = Sandbox(
         tenant="default", id="sb_explained", epoch=0, role=role, owner="", agent="", task="", expires_at=now + 3600
     )
@@ -56,21 +56,21 @@ def explain_request(policy: Policy, role: str, method: str, url: str, body: str 
     match decision:
         case Denied():
             return shown | {
-                "decision": "denied",
+                "decision": "deny",
                 "reason": decision.reason,
                 "rule": decision.rule,
                 "remedy": decision.remedy or reason(decision.reason).remedy,
             }
         case Held():
             return shown | {
-                "decision": "held",
+                "decision": "hold",
                 "rule": decision.rule,
                 "operation": decision.operation,
                 "approval": decision.approval,
             }
         case NeedsBody():
             return shown | {
-                "decision": "needs body",
+                "decision": "needs-body",
                 "remedy": f"the operation is in the body: give one with --body (at most {decision.bound} bytes)",
             }
         case Permit():

@@ -55,7 +55,7 @@ def ask(policy: Policy, method: str, url: str, body: str | None = None) -> dict[
 def test_denials_say_reason_and_remedy(policy: Policy, method: str, url: str, reason: str, sentence: str) -> None:
     """The reason code is the one that the sandbox would get, and something follows that helps."""
     answer = ask(policy, method, url)
-    assert (answer["decision"], answer["reason"]) == ("denied", reason), sentence
+    assert (answer["decision"], answer["reason"]) == ("deny", reason), sentence
     assert reason in REASONS
     assert answer["remedy"]
 
@@ -85,14 +85,14 @@ def test_an_unknown_role_names_those_that_exist(policy: Policy) -> None:
 def test_a_held_request_says_so(policy: Policy) -> None:
     """An operation with approval is held, with its rule."""
     answer = ask(policy, "POST", "https://api.example.com/release")
-    assert (answer["decision"], answer["rule"]) == ("held", "agent/release")
+    assert (answer["decision"], answer["rule"]) == ("hold", "agent/release")
 
 
 def test_a_judged_body_is_asked_for_and_then_judged(policy: Policy) -> None:
     """Without a body the remedy names --body; with one the verdict is about it."""
     url = "https://api.example.com/v1/ask"
-    assert "--body" in str(ask(policy, "POST", url)["remedy"]) or ask(policy, "POST", url)["decision"] == "denied"
-    assert ask(policy, "POST", url, '{"op": "write"}')["decision"] == "denied"
+    assert "--body" in str(ask(policy, "POST", url)["remedy"]) or ask(policy, "POST", url)["decision"] == "deny"
+    assert ask(policy, "POST", url, '{"op": "write"}')["decision"] == "deny"
     assert ask(policy, "POST", url, '{"op": "read"}')["decision"] == "permit"
 
 
