@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from exeat.commands import audit, capture, gateway, policy, run, sandbox, secret, setup
+from exeat.commands import audit, capture, doctor, gateway, policy, run, sandbox, secret, setup
 from exeat.output import EXIT_USAGE, Output, fail, is_plain, print_json, say
 from exeat.version import __version__
 
@@ -28,6 +28,7 @@ app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("demo")(run.demo)
 app.command("env")(sandbox.env)
 app.command("status")(gateway.status)
+app.command("doctor")(doctor.doctor)
 app.command("why")(audit.why)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(secret.app, name="secret")

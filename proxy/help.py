@@ -4,6 +4,7 @@
     /ca.pem           our root alone           /why              my newest refusals
     /bundle.pem       system roots and ours    /why/<request id> one of my refusals, explained
     /env.sh           variables for clients    /reasons/<code>   what a reason means
+    /doctor.sh        what holds in here
 
 Rules (RULINGS 8.2): only on an identified channel, exactly this name, ports 80 and 443; never resolved or dialled;
 GET and HEAD only, without effects; another sandbox's ids are as unknown as ones that never were (404).
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.doctor import DOCTOR
 from proxy.identity import Identified, current
 from proxy.ports import Clock, Directory, DirectoryUnavailable, Snapshot
 from proxy.recent import RecentRefusals, RefusalNote
@@ -79,6 +81,7 @@ class HelpHost:
             ("ca.pem",): lambda: _page(self._texts.ca_pem.encode(), "application/x-pem-file"),
             ("bundle.pem",): lambda: _page(self._texts.bundle_pem.encode(), "application/x-pem-file"),
             ("env.sh",): lambda: _page(env_script(self._texts.environment).encode(), "text/x-shellscript"),
+            ("doctor.sh",): lambda: _page(DOCTOR.encode(), "text/x-shellscript"),
             ("reasons",): lambda: _json({code: row.title for code, row in REASONS.items()}),
         }
         if segments in constant:
@@ -146,6 +149,7 @@ _START = """Exeat lets this sandbox out, for what its policy permits.
   http://exeat.internal/why               my newest refusals; /why/<request id> explains one
   http://exeat.internal/reasons/<code>    what a reason code means
   http://exeat.internal/env.sh            variables that make clients trust the gateway
+  http://exeat.internal/doctor.sh         what holds in this sandbox, client by client: curl -fsS ... | sh
   http://exeat.internal/ca.pem            the gateway's root certificate
   http://exeat.internal/bundle.pem        the system's roots and the gateway's
 

@@ -656,6 +656,8 @@ async def test_the_help_host_needs_an_identity_and_tells_only_ones_own() -> None
     assert (await client.answer()).status == 407
     client.send(get("http://exeat.internal/ca.pem", "exeat.internal"))
     assert b"BEGIN CERTIFICATE" in (await client.answer()).body
+    client.send(get("http://exeat.internal/doctor.sh", "exeat.internal"))
+    assert (await client.answer()).body.startswith(b"#!/bin/sh")
     client.send(get("http://evil.test/secret", "evil.test"))
     refused = (await client.answer()).json
     client.send(get(f"http://exeat.internal/why/{refused['request_id']}", "exeat.internal"))
