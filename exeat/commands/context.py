@@ -40,5 +40,5 @@ def admin(config: Path | None) -> AdminClient:
 
 def explain(error: AdminError) -> NoReturn:
     """Print an admin error with its remedy and exit."""
-    code = EXIT_NOT_RUNNING if error.code == "not-running" else EXIT_NO
-    fail(error.detail or error.code, remedy=error.remedy, code=code)
+    codes = {"not-running": EXIT_NOT_RUNNING, "bad-ttl": EXIT_USAGE}
+    fail(error.detail or error.code, remedy=error.remedy, code=codes.get(error.code, EXIT_NO))

@@ -17,7 +17,7 @@ from exeat.commands.context import ConfigOption, OutputOption, admin, explain, s
 from exeat.environment import FORMATS, client_environment, removals, render
 from exeat.launch import ListenerKind
 from exeat.netfilter import Netfilter, NetfilterError
-from exeat.output import EXIT_USAGE, Output, fail, note, print_json, print_table, say
+from exeat.output import EXIT_USAGE, Output, fail, note, print_fields, print_json, print_table, say
 from exeat.session import RemoteListeners
 from exeat.settings import Settings
 from exeat.supervisor import SandboxListener, StartRefused
@@ -225,8 +225,7 @@ def show(sandbox: str, config: ConfigOption = None, output: OutputOption = Outpu
     if output is Output.json:
         print_json(answer)
         return
-    for name, value in answer.items():
-        say(f"{name:12} {value}")
+    print_fields(answer)
 
 
 @app.command()

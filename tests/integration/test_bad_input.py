@@ -315,7 +315,7 @@ WRONG_WORDS: list[tuple[list[str], int, str]] = [
     (["run", "--role", "agent", "--env", "NOT_SET_ANYWHERE", "--", "true"], 2, "neither NAME=value"),
     (["run", "--role", "agent", "--rw", "/no/such/folder", "--", "true"], 2, "does not exist"),
     (["run", "--role", "agent", "--attribute", "x", "--", "true"], 2, "not name=value"),
-    (["run", "--role", "agent", "--ttl", "soon", "--", "true"], 1, "ttl"),
+    (["run", "--role", "agent", "--ttl", "soon", "--", "true"], 2, "ttl"),
     (["run", "--wrong", "--", "true"], 2, "No such option"),
     (["up", "--wrong"], 2, "No such option"),
     (["status", "--wrong"], 2, "No such option"),
@@ -329,6 +329,7 @@ WRONG_WORDS: list[tuple[list[str], int, str]] = [
     (["audit", "search", "--since", "yesterday"], 2, "such as 2026-01-31"),
     (["audit", "show", "req_nothing"], 1, ""),
     (["why", "req_nothing"], 1, ""),
+    (["why", "nothing"], 2, "nor a reason code"),
 ]
 
 
