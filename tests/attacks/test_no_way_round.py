@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from capture.inside import CAPTURE_PORT
 from exeat.boundary import find_capture_tools
 from tests.support.entries import PYTHON, Inside, inside_of
 from tests.support.gateway import TestGateway
@@ -39,6 +40,7 @@ roles:
     allow:
       - {name: read, host: api.test, methods: [GET], paths: ["/v1/**"], credential: api}
       - {name: open, host: pub.test, methods: [GET], paths: ["/v1/**"]}
+      - {name: two, host: two.test, methods: [GET], paths: ["/v1/**"], protocol: h2}
       - {name: raw, host: raw.test, port: %d, tunnel: true, reason: a client that pins its certificate}
 """
 CREDENTIALS = """
@@ -118,7 +120,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     api = Origin("api.test", address="127.0.0.61")
-    pub = Origin("pub.test", "raw.test", address="127.0.0.62", authority=api.authority)
+    pub = Origin("pub.test", "raw.test", "two.test", address="127.0.0.62", authority=api.authority)
     with contextlib.ExitStack() as stack:
         for origin in (api, pub):
             stack.enter_context(origin.run_in_thread())
@@ -364,6 +366,43 @@ say(sent=sent)
         (scene.one.shared / "enough").touch()
     until(lambda: "sent" in (scene.one.shared / "said").read_text(), 20)
     until(lambda: _served(scene, scene.one), 20)
+
+
+def test_the_capturing_listener_itself_is_no_way_in(scene: Scene) -> None:
+    """A connection made to it directly was not redirected from anywhere: cut, and on record; so are its neighbours."""
+    before = scene.seen()
+    cut = len(scene.gateway.records(event="connection.refused", reason="address-literal-refused"))
+    text = f"""
+got = []
+ours = [(address, {CAPTURE_PORT}) for address in ("127.0.0.1", "::1", "198.18.9.9")]
+for place in (*ours, ("192.0.2.1", 3128)):
+    with socket.create_connection(place, timeout=5) as s:
+        try:
+            s.sendall(b"GET http://pub.test/v1/x HTTP/1.1\\r\\nHost: pub.test\\r\\n\\r\\n")
+            got.append(s.recv(64).decode())
+        except OSError:
+            got.append("")
+say(got=got)
+"""
+    assert scene.ask(scene.one, text)["got"] == [""] * 4
+    assert scene.seen() == before
+    assert len(scene.gateway.records(event="connection.refused", reason="address-literal-refused")) == cut + 4
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_streams_of_a_captured_http2_connection_are_judged_one_by_one(scene: Scene) -> None:
+    """B041 without CONNECT: the looked-up name passes by HTTP/2, another authority on the same connection gets 421."""
+    url = f"https://two.test:{scene.pub.port}/v1/x"
+    ask = [*BARE, "curl", "-sS", "--http2", "--cacert", "/run/exeat/bundle.pem", "-w", "%{http_version} %{http_code}"]
+    told = scene.one.command(*ask, "-o", "/dev/null", url)
+    if "2 200" not in told.out and "1.1 200" in told.out:
+        pytest.skip("this curl speaks no HTTP/2")
+    assert told.out == "2 200", told
+    before = scene.seen()
+    for authority in (f"api.test:{scene.api.port}", "two.test", f"pub.test:{scene.pub.port}"):
+        told = scene.one.command(*ask, "-o", "/dev/null", "-H", f"Host: {authority}", url)
+        assert told.out == "2 421", told
+    assert scene.seen() == before
 
 
 # --- server names ------------------------------------------------------------------------------------------------

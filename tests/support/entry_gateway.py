@@ -241,6 +241,9 @@ class Captured(InSandbox):
             plan.send = (made.raw(made.path),)
         return replace(plan, first=(), tunnel=False)
 
+    def _trusted(self) -> str:
+        return super()._trusted() + self._ground.pub.ca_pem  # an uninspected connection shows the origin's own
+
 
 def authorization(token: str) -> bytes:
     """The header line that clients make from a proxy URL."""
