@@ -20,7 +20,7 @@ from exeat.commands import sandbox as options
 from exeat.commands.context import ConfigOption, explain, settings
 from exeat.commands.gateway import SharedUidOption
 from exeat.launch import BoundaryUnavailable
-from exeat.output import EXIT_USAGE, fail, note
+from exeat.output import EXIT_BOUNDARY, EXIT_USAGE, fail, note
 from exeat.settings import Settings
 from exeat.supervisor import StartRefused
 
@@ -127,7 +127,7 @@ async def _run(
     except BoundaryRefused as error:
         fail(str(error), code=EXIT_USAGE)
     except BoundaryUnavailable as error:
-        fail(str(error))
+        fail(str(error), code=EXIT_BOUNDARY)
 
 
 def not_writable(shown: list[str]) -> list[str]:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from exeat import session
+from exeat.cli import main
 from exeat.commands.run import not_writable
+from exeat.launch import BoundaryUnavailable
 
 
 def test_root_hears_which_folders_its_sandbox_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +23,21 @@ def test_root_hears_which_folders_its_sandbox_cannot_write(tmp_path: Path, monke
     assert not_writable(folders) == [str(closed)]
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert not_writable(folders) == []
+
+
+def test_a_boundary_that_cannot_be_built_exits_125(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As documented, so that a script can tell it from the command's own failure."""
+
+    def refuse(*_: object, **__: object) -> object:
+        raise BoundaryUnavailable("no namespaces here")
+
+    monkeypatch.setattr(session, "gateway", refuse)
+    monkeypatch.setattr("os.getcwd", lambda: str(tmp_path))
+    settings = tmp_path / "exeat.yaml"
+    settings.write_text("version: 1\nlisten: none\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--config", str(settings), "--", "true"])
+    assert ended.value.code == 125
+    assert "no namespaces here" in capsys.readouterr().err
