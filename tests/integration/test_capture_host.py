@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -206,6 +207,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             origins=[api, plain],
         )
         stack.enter_context(gateway)
+        stack.callback(Path("/run/exeat-capture.lock").unlink, missing_ok=True)
         machines = [stack.enter_context(machine(number)) for number in (1, 2)]
         sandboxes = {made.name: capture(gateway, made) for made in machines}
         yield Scene(gateway, api, plain, machines[0], machines[1], sandboxes)
@@ -596,6 +598,27 @@ def test_an_interface_that_is_not_what_the_plan_says_leads_to_no_sandbox(scene: 
     done = create(gateway, scene.one.link)
     assert (done.code, "cannot listen" in done.err) == (1, True), done
     assert kernel("check").code == 0
+
+
+def test_the_printed_commands_make_a_tap_that_a_sandbox_can_have(scene: Scene) -> None:
+    """Each as it stands, in their order; the tap waits for its microVM, and its sandbox is there already."""
+    printed = kernel("tap", "exqt", "--number", "4000").out.partition("# in the microVM")[0]
+    lines = [shlex.split(line) for line in printed.splitlines() if not line.startswith("#")]
+    created = Completed(code=1, out="", err="")
+    try:
+        for words in lines:
+            if words[0] == "ip":
+                ip(*words[1:])
+            elif words[1] == "sandbox":
+                created = create(scene.gateway, words[-1])
+                assert created.code == 0, created
+            else:
+                done = exeat(*words[1:])
+                assert done.code == 0, done
+    finally:
+        subprocess.run(["ip", "link", "del", "exqt"], check=False, capture_output=True)
+        kernel("apply", "--forget", "exqt")
+    exeat("sandbox", "end", "--config", str(scene.gateway.settings_file), str(created.json()["id"]))
 
 
 def test_a_new_interface_under_an_old_name_does_not_reach_the_old_sandbox(scene: Scene) -> None:
