@@ -28,17 +28,15 @@ def captured_interface(netfilter: Netfilter, name: str) -> Interface:
     found = netfilter.in_force()
     interface = (found.plan if found else Plan()).interface(name)
     differences = netfilter.differences(found.plan, found) if found else []
-    differences += netfilter.misfits(interface)
+    differences += netfilter.unguarded(found.plan if found else Plan()) + netfilter.misfits(interface)
     if differences:
         raise NetfilterError(f"{name} is not captured as it should be: {'; '.join(differences)}", "exeat capture check")
     return interface
 
 
 def quieten(interface: Interface) -> None:
-    """Beside the rules: the kernel forwards no IPv4 packet that comes in here, even if somebody flushes every rule,
-    and tells nobody by ARP which other addresses this machine has. Raises OSError."""
-    for name, value in (("forwarding", "0"), ("arp_ignore", "1")):
-        Path(f"/proc/sys/net/ipv4/conf/{interface.name}/{name}").write_text(value, "ascii")
+    """No answer by ARP says which other addresses this machine has; rules do not see ARP. Raises OSError."""
+    Path(f"/proc/sys/net/ipv4/conf/{interface.name}/arp_ignore").write_text("1", "ascii")
 
 
 def sockets_on(interface: Interface) -> list[tuple[ListenerKind, socket.socket]]:

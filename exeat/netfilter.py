@@ -1,6 +1,6 @@
 """The kernel's side of capture (capture/gateway.py): put a plan in force, read it back, say where the two differ.
 
-Needs root and nftables, and iproute2 to look at interfaces. What the kernel should say is not guessed at: the plan's
+Needs root, nftables and iproute2. What the kernel should say is not guessed at: the plan's
 rules are loaded into an empty network namespace of their own and printed by the same tool as those in force.
 """
 
@@ -21,6 +21,9 @@ from capture.plan import Interface, Plan, PlanError
 
 _FOLDERS: Final = "/usr/sbin:/sbin:/usr/bin:/bin"
 _SECONDS: Final = 20.0
+_GUARD_PRIORITY: Final = 1
+"""After the table of local addresses, before every other one."""
+_ROUTING: Final = ("-4", "-6")
 
 
 class NetfilterError(RuntimeError):
@@ -68,6 +71,29 @@ class Netfilter:
     def put(self, plan: Plan) -> None:
         """Put `plan` in force in one transaction; on NetfilterError nothing has changed."""
         self._run([self._nft, "-f", "-"], ruleset(plan, had_bridges="bridge" in self._families()))
+
+    def guard(self, plan: Plan, forgotten: Iterable[str]) -> None:
+        """Beside the rules, for the day when somebody flushes them all: what comes in by an interface of the plan is
+        routed to this machine or nowhere. Kept by name in the routing policy, whether the interface is there or not.
+        """
+        held = self._guarded()
+        for family in _ROUTING:
+            for one in plan.interfaces:
+                if (family, one.name) not in held:
+                    self._run([self._ip, family, "rule", "add", *_guard(one.name)])
+            for name in forgotten:
+                if (family, name) in held:
+                    self._run([self._ip, family, "rule", "del", *_guard(name)])
+
+    def unguarded(self, plan: Plan) -> list[str]:
+        """Interfaces of the plan whose packets could be routed on, as sentences."""
+        held = self._guarded()
+        return [
+            f"{one.name}: no rule of the IPv{family[1]} routing policy keeps its packets here"
+            for one in plan.interfaces
+            for family in _ROUTING
+            if (family, one.name) not in held
+        ]
 
     def differences(self, plan: Plan, found: InForce | None) -> list[str]:
         """Lines of a comparison: `-` what the plan says and the kernel has not, `+` the other way round."""
@@ -120,6 +146,17 @@ class Netfilter:
         self._run([self._nft, "-f", "-"], ruleset(plan))
         return self._printed(self._families())
 
+    def _guarded(self) -> set[tuple[str, str]]:
+        """(option of the family, interface) for each guard that is there."""
+        return {
+            (family, str(rule["iif"]))
+            for family in _ROUTING
+            for rule in json.loads(self._run([self._ip, "-j", family, "rule", "show"]))
+            if rule.get("priority") == _GUARD_PRIORITY and rule.get("action") == "prohibit" and "iif" in rule
+            # A rule with more conditions would not catch everything.
+            if set(rule) <= {"priority", "src", "iif", "iif_detached", "action", "protocol"} and rule["src"] == "all"
+        }
+
     def _run(self, argv: Sequence[str], text: str = "") -> str:
         done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False, timeout=_SECONDS)
         if done.returncode == 0:
@@ -128,7 +165,11 @@ class Netfilter:
         remedy = ""
         if any("ibrname" in line for line in said):
             remedy = "this kernel cannot tell bridges apart (nft_meta_bridge): give the sandbox a veth or a tap"
-        raise NetfilterError(f"nft: {said[0] if said else f'exit {done.returncode}'}", remedy)
+        raise NetfilterError(f"{os.path.basename(argv[0])}: {said[0] if said else f'exit {done.returncode}'}", remedy)
+
+
+def _guard(name: str) -> list[str]:
+    return ["pref", str(_GUARD_PRIORITY), "iif", name, "prohibit"]
 
 
 def _apart(work: Callable[[], str]) -> str:

@@ -74,11 +74,14 @@ def apply(
                 if one.name not in kept and any(one.name == name for _, name in socket.if_nameindex()):
                     remedy = f"ip link del {one.name}"
                     fail(f"{one.name} still exists: without its rules its traffic would pass freely", remedy=remedy)
-            unchanged = before is not None and not netfilter.differences(plan, before)
-            if not unchanged:
+            same = before is not None and not netfilter.differences(plan, before)
+            unchanged = same and not netfilter.unguarded(plan)
+            if not same:
                 netfilter.put(plan)
                 if plan.interfaces and netfilter.differences(plan, netfilter.in_force()):
                     fail("the kernel does not hold what it was given", remedy="exeat capture check")
+            gone = {one.name for one in before.plan.interfaces} - kept if before else set()
+            netfilter.guard(plan, gone)
         for one in given:
             for misfit in netfilter.misfits(one):
                 note(f"not usable yet: {misfit}")
@@ -98,7 +101,7 @@ def check(interface: InterfaceOption = None, bridge: BridgeOption = None, output
         netfilter = Netfilter()
         found = netfilter.in_force()
         plan = Plan.of(given) if given else found.plan if found else Plan()
-        differences = netfilter.differences(plan, found)
+        differences = netfilter.differences(plan, found) + netfilter.unguarded(plan)
         for one in plan.interfaces:
             differences += netfilter.misfits(one)
     except (PlanError, NetfilterError) as error:

@@ -529,22 +529,49 @@ def test_changed_rules_are_found_and_put_back(scene: Scene) -> None:
     assert kernel("check", "--interface", other).code == 1
 
 
-def test_flushed_rules_are_found_and_ipv4_is_not_forwarded_meanwhile(scene: Scene) -> None:
-    """Some firewall services start with `flush ruleset`. The interface itself forwards nothing; `check` says no."""
+def forwarded() -> tuple[int, int]:
+    """Packets that the host has passed on, IPv4 and IPv6."""
+    rows = [line.split() for line in Path("/proc/thread-self/net/snmp").read_text().splitlines()]
+    names, values = (row for row in rows if row[0] == "Ip:")
+    six = dict(line.split() for line in Path("/proc/thread-self/net/snmp6").read_text().splitlines())
+    return int(values[names.index("ForwDatagrams")]), int(six["Ip6OutForwDatagrams"])
+
+
+def test_flushed_rules_are_found_and_nothing_is_forwarded_meanwhile(scene: Scene) -> None:
+    """Some firewall services start with `flush ruleset`. The routing policy still keeps everything here."""
     one, two = scene.one, scene.two
-    forwarded = 'print([line.split()[6] for line in open("/proc/net/snmp") if line.startswith("Ip:")][1])'
+    attempts = [f"ask(v4, {kind}, {two.own4!r}, 7777)\nask(v6, {kind}, {two.own6!r}, 7777)" for kind in ("tcp", "udp")]
     subprocess.run(["nft", "flush", "ruleset"], check=True)
     try:
-        before = subprocess.run(["python3", "-c", forwarded], capture_output=True, check=True).stdout
-        assert one.python(UNHEARD + f"ask(v4, tcp, {two.own4!r}, 7777)\nask(v4, udp, {two.own4!r}, 7777)") == ""
-        assert subprocess.run(["python3", "-c", forwarded], capture_output=True, check=True).stdout == before
+        before = forwarded()
+        assert one.python(UNHEARD + "\n".join(attempts)) == ""
+        assert forwarded() == before
         done = kernel("check", "--interface", one.option)
         assert (done.code, "there is none" in done.out) == (1, True), done
         done = create(scene.gateway, one.link)
         assert (done.code, "is not captured" in done.err) == (1, True), done
+        for family in ("-4", "-6"):
+            ip(family, "rule", "del", "pref", "1", "iif", one.link)
+        one.python(UNHEARD + "\n".join(attempts))
+        assert all(now > then for now, then in zip(forwarded(), before, strict=True)), "this test can see a hole"
     finally:
         kernel("apply", "--interface", one.option, "--interface", two.option)
     assert kernel("check", "--interface", one.option, "--interface", two.option).code == 0
+
+
+def test_a_missing_guard_is_found_and_put_back(scene: Scene) -> None:
+    """A rule of the routing policy that is gone, or that catches less, is a difference."""
+    link = scene.one.link
+    ip("-6", "rule", "del", "pref", "1", "iif", link)
+    ip("-6", "rule", "add", "pref", "1", "iif", link, "to", "2001:db8::/32", "prohibit")
+    try:
+        done = kernel("check")
+        assert (done.code, f"{link}: no rule of the IPv6 routing policy" in done.out) == (1, True), done
+        assert (create(scene.gateway, link).code, done.code) == (1, 1)
+    finally:
+        ip("-6", "rule", "del", "pref", "1", "iif", link, "to", "2001:db8::/32")
+        assert kernel("apply", "--interface", scene.one.option).out.startswith("in force")
+    assert kernel("check").code == 0
 
 
 def test_the_host_tells_no_other_address_of_its_own_by_arp(scene: Scene) -> None:
