@@ -38,6 +38,21 @@ app.add_typer(capture.app, name="capture")
 app.add_typer(setup.ca_app, name="ca")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"exeat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What holds for every command."""
+
+
 @app.command()
 def version(output: Annotated[Output, typer.Option("--output", "-o", help="text or json")] = Output.text) -> None:
     """Print the version."""
