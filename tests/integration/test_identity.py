@@ -1,4 +1,4 @@
-"""Identity by the channel: token on the shared listener, bound address, own port, own Unix socket (RULINGS 2.5, 2.6)."""
+"""Identity by the channel: token on the shared listener, bound address, own port, own socket (RULINGS 2.5, 2.6)."""
 
 from __future__ import annotations
 

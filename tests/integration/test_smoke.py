@@ -18,7 +18,8 @@ roles:
 CREDENTIALS = """
 version: 1
 credentials:
-  api: {kind: bearer, secret: "store:api", hosts: [api.test], owner: tests, placeholder: {env: API_KEY, shape: "sk_{32}"}}
+  api:
+    {kind: bearer, secret: "store:api", hosts: [api.test], owner: tests, placeholder: {env: API_KEY, shape: "sk_{32}"}}
 """
 SECRET = "canary-7f3a9b21c4d5e6f7-canary"
 
