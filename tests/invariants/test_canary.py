@@ -267,9 +267,11 @@ def test_a_crash_leaves_no_core(scene: Scene) -> None:
 
 def _pids(scene: Scene, module: str) -> list[int]:
     assert scene.gateway.process is not None
-    found = [p for p in descendants(scene.gateway.process.pid) if f"-m {module} ".encode() in command_line(p)]
-    assert found, module
-    return found
+    top = scene.gateway.process.pid
+    # All restart when one dies, and another test of this module kills one.
+    return until(
+        lambda: [p for p in descendants(top) if f"-m {module} ".encode() in command_line(p)], 30, f"a running {module}"
+    )
 
 
 def _status(pid: int, name: str) -> int:

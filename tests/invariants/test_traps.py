@@ -80,9 +80,15 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "audit show": ("req_none", "--config", "{config}"),
     "audit verify": ("--config", "{config}"),
     "ca show": ("--config", "{config}"),
+    "capture print": ("--interface", "exqtrap=198.19.0.1/30"),
+    "capture apply": ("--forget", "exqtrap"),
+    "capture check": (),
+    "capture tap": ("exqtrap",),
+    "capture docker": ("-",),
 }
-TYPED_ELSEWHERE = {"up"}
-"""Runs for the whole module, started in the trap folder."""
+TYPED_ELSEWHERE = {"up", "doctor"}
+"""`up` runs for the whole module, started in the trap folder. `doctor` reads no setting, and dials past every proxy: it
+runs in sandboxes only (tests/integration/test_doctor.py)."""
 
 
 class Traps:
