@@ -408,7 +408,7 @@ async def test_a_deleted_segment_is_noticed(tmp_path: Path) -> None:
 
 async def test_a_hanging_auditor_is_a_refusal_within_the_deadline(tmp_path: Path) -> None:
     """A process that is stopped, not dead, answers nothing: append raises after its deadline."""
-    async with RunningAuditor(tmp_path / "log", deadline_s=0.3) as auditor:
+    async with RunningAuditor(tmp_path / "log", deadline_s=1.0) as auditor:
         await auditor.links[0].append(intent())
         auditor.process.send_signal(signal.SIGSTOP)
         for durable in (False, True):
