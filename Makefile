@@ -16,9 +16,10 @@ setup:  ## make .venv with the locked dependencies
 demo: setup  ## the whole story in under a minute, on this machine
 	@$(PY) -I -m exeat demo
 
+# A file stays on one worker, so that its gateway starts once (groups do nothing under this pytest).
 test: setup  ## every test (T='path or -k expression' narrows)
 	@sh deploy/test-packages.sh
-	@$(PY) -m pytest -q -n 2 --dist loadgroup $(T)
+	@$(PY) -m pytest -q -n 2 --dist loadfile $(T)
 
 check: setup lint types imports unit  ## format, lint, types, import contracts, unit, invariants, policy cases, docs
 
@@ -40,7 +41,7 @@ unit: setup  ## only unit, invariants, architecture, docs
 	@$(PY) -m pytest -q -n 2 -m 'not slow' tests/unit tests/invariants tests/architecture tests/docs
 
 integration: setup  ## only integration, with real clients
-	@$(PY) -m pytest -q -n 2 --dist loadgroup tests/integration
+	@$(PY) -m pytest -q -n 2 --dist loadfile tests/integration
 
 docs: setup  ## write the generated pages anew
 	@$(PY) docs/generate.py

@@ -376,12 +376,12 @@ def test_the_capturing_listener_itself_is_no_way_in(scene: Scene) -> None:
 got = []
 ours = [(address, {CAPTURE_PORT}) for address in ("127.0.0.1", "::1", "198.18.9.9")]
 for place in (*ours, ("192.0.2.1", 3128)):
-    with socket.create_connection(place, timeout=5) as s:
-        try:
+    try:
+        with socket.create_connection(place, timeout=5) as s:
             s.sendall(b"GET http://pub.test/v1/x HTTP/1.1\\r\\nHost: pub.test\\r\\n\\r\\n")
             got.append(s.recv(64).decode())
-        except OSError:
-            got.append("")
+    except OSError:  # a reset may come as early as the connection
+        got.append("")
 say(got=got)
 """
     assert scene.ask(scene.one, text)["got"] == [""] * 4
