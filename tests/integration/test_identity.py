@@ -51,12 +51,13 @@ def connect_status(gateway: TestGateway, *headers: str) -> tuple[int, str]:
 def test_no_token_is_407_and_a_wrong_one_is_403(scene: tuple[TestGateway, Origin]) -> None:
     """407 with a Basic challenge only where none came; a wrong one is bad-token, and no prompt."""
     gateway, origin = scene
+    before = len(origin.connections)
     status, head = connect_status(gateway)
     assert status == 407
     assert "proxy-authenticate: basic" in head.lower()
     status, head = connect_status(gateway, "Proxy-Authorization: Bearer not-a-token")
     assert (status, "bad-token" in head) == (403, True)
-    assert origin.untouched
+    assert len(origin.connections) == before
 
 
 def test_an_ended_sandbox_is_told_so(scene: tuple[TestGateway, Origin]) -> None:
