@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-import sys
 import struct
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
