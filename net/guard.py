@@ -1,6 +1,6 @@
 """The guard of a connection: whatever is raised in its task, every side is cut and the fault is reported.
 
-"Closed on exception" holds by itself only for some loop callbacks (E18, RULINGS 11.3). So the work of a connection
+"Closed on exception" holds by itself only for some loop callbacks (RULINGS 11.3). So the work of a connection
 runs inside `Guard.run()`, which knows all of its streams.
 """
 

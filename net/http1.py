@@ -5,7 +5,7 @@ Map: the two connections; `MessageBody` (how a body is read); `_Inbox` (how a he
 
 Rules kept here (RULINGS 11.2-11.4): a head is parsed once, by wire.heads, and llhttp must see the same method, target
 and fields in the same bytes; bodies are framed by our own decoder, because llhttp cannot be stopped between two
-pipelined messages (E7, decision 0002); a second request waits in the inbox until the first was answered; whatever is
+pipelined messages (decision 0002); a second request waits in the inbox until the first was answered; whatever is
 ambiguous is refused and the connection closes; a wait happens only where no byte is buffered.
 """
 

@@ -324,7 +324,7 @@ _scratch = threading.local()
 def _read_buffer() -> memoryview:
     """The loop thread's one read buffer: filled by the loop and copied out before anything else can run.
 
-    So an idle connection holds no read buffer of its own (E3), and no read is larger than READ_SIZE (T10).
+    So an idle connection holds no read buffer of its own, and no read is larger than READ_SIZE (T10).
     """
     try:
         return cast("memoryview", _scratch.view)
@@ -387,7 +387,7 @@ class SocketStream(BufferedStream, asyncio.BufferedProtocol):
         except BaseException as error:
             self._callback_failed(error)
             raise
-        return True  # our side stays open: the answer to a half-closed request is still to come (E2)
+        return True  # our side stays open: the answer to a half-closed request is still to come
 
     def pause_writing(self) -> None:
         self._write_paused = True

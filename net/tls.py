@@ -1,4 +1,4 @@
-"""TLS as a layer over any ByteStream: ssl.SSLObject between two MemoryBIOs, not start_tls (RULINGS 11.1, E1-E3).
+"""TLS as a layer over any ByteStream: ssl.SSLObject between two MemoryBIOs, not start_tls (RULINGS 11.1).
 
 Map: `server_side` and `client_side` shake hands and return a `TlsStream`; below them the stream itself.
 

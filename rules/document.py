@@ -1,7 +1,7 @@
 """The document: a policy as one plain JSON value, between the parser and the compiler.
 
 parse.py encodes with these functions, compile.py decodes what they made; a test holds that the two are inverse.
-The vault parses files once and hands the document on, so workers and executors never read YAML (DESIGN 4).
+The vault parses files once and hands the document on, so workers and executors never read YAML.
 A document holds no secret and no reference to one. Its digest names the policy in every record.
 
     {"version": 1, "basis": {...}, "operations": {id: op}, "credentials": {name: ...}, "destinations": {host: ...},

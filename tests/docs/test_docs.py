@@ -116,3 +116,17 @@ def test_links_between_documents_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(((?!https?:)[^)#]+)\)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_every_ruling_that_is_cited_is_explained() -> None:
+    """`RULINGS n.m` in code, tests and documents leads to a row of docs/rulings.md."""
+    known = set(re.findall(r"^\| (\d+\.\d+) \|", (ROOT / "docs/rulings.md").read_text("utf-8"), re.M))
+    cited: dict[str, str] = {}
+    for room in (*ROOT.glob("*/"), ROOT / "tests"):
+        if room.name.startswith(".") or room.name in ("dist", "build"):
+            continue
+        for path in (*room.rglob("*.py"), *room.rglob("*.md")):
+            for text in re.findall(r"RULINGS ((?:\d+\.\d+(?:, | and )?)+)", path.read_text("utf-8")):
+                cited |= {number: str(path) for number in re.findall(r"\d+\.\d+", text)}
+    assert len(cited) > 40
+    assert {number: where for number, where in cited.items() if number not in known} == {}

@@ -375,7 +375,7 @@ def test_a_large_echo_streams_both_ways_at_once(scene: Scene) -> None:
 
 
 def test_ten_stalled_downloads_take_only_a_bounded_amount_from_the_origin(scene: Scene) -> None:
-    """E17: ten 50 MB answers to a client that does not read: what the origin could send stays small, and a stream
+    """Ten 50 MB answers to a client that does not read: what the origin could send stays small, and a stream
     that is read meanwhile is served."""
     sent: dict[str, int] = {}
 

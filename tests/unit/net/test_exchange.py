@@ -261,7 +261,7 @@ async def test_a_client_that_resets_while_sending_cuts_the_origin():
 
 
 async def test_two_pipelined_requests_are_two_exchanges():
-    """The origin sees two heads with their own targets, in order, each after the first answer (E7)."""
+    """The origin sees two heads with their own targets, in order, each after the first answer."""
     scene = Scene()
     async with scene:
         scene.client.write(b"POST /one HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\n\r\nx" + GET)

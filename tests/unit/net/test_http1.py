@@ -190,7 +190,7 @@ async def _send(connection: ServerConnection, data: bytes) -> None:
 
 
 async def test_two_requests_in_one_read_are_judged_one_by_one():
-    """The second stays queued until the first was answered, and is never part of it (E7)."""
+    """The second stays queued until the first was answered, and is never part of it."""
     peer, connection = server()
     peer.write(
         b"POST /allowed HTTP/1.1\r\n"
@@ -220,7 +220,7 @@ async def test_a_small_refused_body_keeps_the_connection():
 
 
 async def test_the_answer_to_a_half_closed_request_leaves():
-    """A client may end its side after the request and still gets its answer (E2)."""
+    """A client may end its side after the request and still gets its answer."""
     peer, connection = server()
     peer.write(GET)
     await peer.send_eof()

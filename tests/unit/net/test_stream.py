@@ -92,7 +92,7 @@ def test_a_raise_in_a_receiving_callback_closes_the_socket(loop, where, monkeypa
 
 @both_loops
 def test_a_raise_while_a_connection_is_made_closes_it(loop, monkeypatch):
-    """connection_made is one of the callbacks after which the loops leave the socket open (E18)."""
+    """connection_made is one of the callbacks after which the loops leave the socket open."""
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)

@@ -124,7 +124,7 @@ async def test_the_hello_may_have_been_read_already_in_any_split(step):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 async def test_either_side_can_end_first_and_still_read(order):
-    """After its close_notify a side still gets everything the other sends, then a clean end (E2)."""
+    """After its close_notify a side still gets everything the other sends, then a clean end."""
     pair = await both()
     first, second = pair[order[0]], pair[order[1]]
     second.write(b"on its way")

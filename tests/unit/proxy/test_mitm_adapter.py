@@ -199,7 +199,7 @@ async def test_the_self_test_fails_where_an_exception_is_swallowed(monkeypatch: 
 
 
 async def test_the_self_test_fails_without_flow_control(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backlog that is not seen is memory that is not bounded (E17)."""
+    """A backlog that is not seen is memory that is not bounded."""
     monkeypatch.setattr(mitm_adapter.BoundedServer, "backlog", lambda self, number: 0)
     with pytest.raises(SelfTestFailed, match="memory"):
         await self_test()
