@@ -25,6 +25,8 @@ from audit.verify import verify
 from tests.support.auditors import DIGEST_KEY, RunningAuditor
 from tests.support.events import WHO, intent, outcome, refusal
 
+pytestmark = pytest.mark.slow  # starts real processes: part of make test
+
 
 def events(auditor: RunningAuditor) -> list[str]:
     return [record["event"] for record in auditor.records()]

@@ -16,6 +16,8 @@ from broker.admin.client import AdminClient
 from tests.support.auditors import DIGEST_KEY, RunningAuditor
 from tests.support.vaults import CREDENTIALS, POLICY, SECRET
 
+pytestmark = pytest.mark.slow  # starts real processes: part of make test
+
 
 class RunningVault:
     """`python -I -m broker.vault FD` in an empty environment; reads its report pipe."""

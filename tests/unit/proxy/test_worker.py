@@ -45,6 +45,8 @@ from wire.control import (
     encode,
 )
 
+pytestmark = pytest.mark.slow  # starts real processes: part of make test
+
 POLICY = """
 version: 1
 roles:
