@@ -18,6 +18,7 @@ from exeat.launch import Plan, interpreter_view, launch, system_view
 from exeat.principals import CONTAINER_UIDS
 from tests.support.gateway import PATH, free_port
 from tests.support.origins import Origin
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.xdist_group("containers"),
@@ -191,17 +192,17 @@ def test_a_credentialed_call_works_across_containers(topology: tuple[Topology, O
     assert SECRET not in result.stdout
 
 
+def worker_process() -> int:
+    """The pid of the worker itself, 0 while it is still on its way."""
+    argv = ["pgrep", "-u", str(CONTAINER_UIDS["worker"]), "-f", "proxy.worker"]
+    found = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.split()
+    return int(found[0]) if found else 0
+
+
 def test_the_worker_sees_neither_state_nor_admin_socket(topology: tuple[Topology, Origin]) -> None:
     """What a container does not mount, its process does not have."""
     running, _ = topology
-    inner = int(
-        subprocess.run(
-            ["pgrep", "-u", str(CONTAINER_UIDS["worker"]), "-f", "proxy.worker"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()[0]
-    )
+    inner = until(worker_process, seconds=40)
     root = Path(f"/proc/{inner}/root")
     assert (root / str(running.sockets / "client" / "ca.pem").lstrip("/")).exists()
     for hidden in (running.folder / "state", running.sockets / "admin", running.config / "keys"):
