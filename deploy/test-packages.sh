@@ -10,6 +10,9 @@ need git git
 need openssl openssl
 need node nodejs
 need npm npm
+need pgrep procps
+PATH="$PATH:/usr/sbin:/sbin" need ip iproute2
+PATH="$PATH:/usr/sbin:/sbin" need nft nftables
 # A corporate proxy that inspects TLS. Its package also starts a service on port 3128, so it is asked for only where no
 # service manager runs; without it those tests say that they are skipped.
 [ -d /run/systemd/system ] || PATH="$PATH:/usr/sbin:/sbin" need squid squid-openssl
