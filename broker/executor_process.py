@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import uvloop
 from audit.events import Event, Value
 from audit.journal import AuditUnavailable, Journal
 from audit.link import AuditorLink
+from broker.admin.peers import peer_of
 from broker.executor import Executor
 from broker.vault.clock import SystemClock
 from broker.vaultlink import VaultLink, VaultUnavailable
@@ -218,7 +218,7 @@ class _Process:
             loop = asyncio.get_running_loop()
             while True:
                 accepted, _ = await loop.sock_accept(listener)
-                if _peer_uid(accepted) in self._boot.listen_uids:
+                if peer_of(accepted).uid in self._boot.listen_uids:
                     self._serve_channel(FdChannel(accepted), executor)
                 else:
                     accepted.close()
@@ -261,11 +261,6 @@ def _table(link: VaultLink) -> AddressTable:
         return link.snapshot().addresses
     except VaultUnavailable:
         raise DialError("policy-changing", "no snapshot to dial by") from None
-
-
-def _peer_uid(sock: socket.socket) -> int:
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", raw)[1])
 
 
 if __name__ == "__main__":

@@ -72,9 +72,6 @@ class _Number(str):
     __slots__ = ()
 
 
-_ABSENT = object()
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     seen = dict(pairs)
     if len(seen) != len(pairs):

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from broker.admin.client import AdminClient, AdminError
 from exeat.environment import client_environment
+from exeat.launch import boot_document
 from exeat.principals import ContainerKind
 from exeat.settings import Settings
 from exeat.upstream import UpstreamRefused, boot_of
@@ -182,7 +183,7 @@ def _vault(settings: Settings, layout: Containers, digest_key: str) -> NoReturn:
         "internal_ranges": list(settings.internal_ranges),
         "report_fd": report_write,
     }
-    descriptor = _boot_document(boot)
+    descriptor = boot_document(boot)
     child = subprocess.Popen(
         [sys.executable, "-I", "-m", "broker.vault", str(descriptor)],
         pass_fds=(descriptor, report_write),
@@ -210,17 +211,10 @@ def publish_certificates(root_pem: str, folder: Path) -> None:
 
 
 def _become(module: str, boot: Mapping[str, Any]) -> NoReturn:
-    descriptor = _boot_document(boot)
+    descriptor = boot_document(boot)
     os.set_inheritable(descriptor, True)
     os.chdir("/")
     os.execve(sys.executable, [sys.executable, "-I", "-m", module, str(descriptor)], {})
-
-
-def _boot_document(boot: Mapping[str, Any]) -> int:
-    descriptor = os.memfd_create("exeat-boot", os.MFD_CLOEXEC)
-    os.write(descriptor, json.dumps(boot).encode())
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
 
 
 def _await(path: Path) -> None:

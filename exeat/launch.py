@@ -14,9 +14,9 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 _READY_SECONDS = 20.0
 
@@ -120,6 +120,14 @@ def launch(plan: Plan, *, foreground: bool = False, capture: bool = False) -> Co
             raise BoundaryUnavailable(_explain(step))
         weakref.finalize(process, os.close, ours.detach())  # the lifeline: see confine._wait_as_parent
         return Confined(process=process, listeners=listeners)
+
+
+def boot_document(boot: Mapping[str, Any]) -> int:
+    """A descriptor that reads as `boot` in JSON: how each of our processes is told what it is. The caller closes it."""
+    descriptor = os.memfd_create("exeat-boot", os.MFD_CLOEXEC)
+    os.write(descriptor, json.dumps(boot).encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def system_view() -> list[ViewEntry]:

@@ -40,6 +40,7 @@ from exeat.launch import (
     ListenerKind,
     Plan,
     ViewEntry,
+    boot_document,
     interpreter_view,
     launch,
     masks,
@@ -48,7 +49,6 @@ from exeat.launch import (
 from exeat.principals import Kind, uid_of
 from exeat.settings import Settings
 
-START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 MAX_RESTARTS = 5
 RESTART_WINDOW_SECONDS = 60.0
@@ -465,10 +465,8 @@ class Supervisor:
 
     def spawn(self, kind: Kind, number: int, module: str, boot: Mapping[str, Any], fds: Sequence[int]) -> Child:
         """Start `module` with `boot` on an inherited descriptor. Raises StartRefused when it cannot be confined."""
-        descriptor = os.memfd_create("exeat-boot", os.MFD_CLOEXEC)
+        descriptor = boot_document(boot)
         try:
-            os.write(descriptor, json.dumps(boot).encode())
-            os.lseek(descriptor, 0, os.SEEK_SET)
             argv = (sys.executable, "-I", "-m", module, str(descriptor))
             keep = (descriptor, *fds)
             confined = kind in ("worker", "executor", "adapter") and not self._danger_shared_uid

@@ -223,10 +223,6 @@ class SocketBrokerLink:
                 return
         raise BrokerUnavailable("no executor takes hand-offs")
 
-    def add_channel(self, channel: FdChannel) -> None:
-        """An executor (re)started."""
-        self._channels.append(channel)
-
 
 class _SocketExchange:
     """One hand-off over its own socket."""

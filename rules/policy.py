@@ -212,9 +212,3 @@ class Policy:
     destinations: Mapping[str, DestinationDef]
     """By host text."""
     credentials: Mapping[CredentialRef, CredentialDef]
-
-    def credentials_of(self, role: str) -> tuple[CredentialDef, ...]:
-        """The credentials that rules of `role` use, sorted by name: one placeholder each goes into its sandboxes."""
-        found = self.roles.get(role)
-        names = {rule.credential for rule in found.rules if rule.credential is not None} if found else set()
-        return tuple(self.credentials[name] for name in sorted(names) if name in self.credentials)

@@ -16,7 +16,6 @@ from http import HTTPStatus
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
 
 METHODS = frozenset(
