@@ -349,7 +349,7 @@ class FrontDoor:
         # The rule opens this lane; a client that does not offer HTTP/2 is served by the main one (decision 0007).
         asked = permit.inspected and permit.protocol == H2_RULE and "h2" in hello.alpn
         http2 = asked and self._mitm_lane.reserve(who)
-        wrong = wrong_hello(hello, facts, inspected=permit.inspected, http2=http2, name_required=captured)
+        wrong = wrong_hello(hello, facts, inspected=permit.inspected, http2=http2, name_required=permit.server_name)
         if wrong is not None:
             reason, detail, alert = wrong
             if asked and reason == "no-application-protocol":
@@ -385,14 +385,26 @@ class FrontDoor:
             inner = ServerConnection(stream, self._http_limits)
             await self._lane.serve(Visit(who=who, connection=inner, scheme="http", tunnel=facts, seen=seen))
             return
+        if peeked is None:
+            return
         if isinstance(peeked, _Hello) and facts.port == 443:
+            seen = replace(seen, sni=canonical_name(peeked.hello.sni))
             wrong = wrong_hello(peeked.hello, facts, inspected=True)
-            tls = None if wrong is not None else await self._handshake(stream, peeked, who, facts, seen)
+            if wrong is not None:
+                reason, detail, alert = wrong
+                await self._refuse_connection(who.channel, who, reason, seen, detail=detail, tunnel=facts)
+                await send_alert(stream, alert)
+                return
+            tls = await self._handshake(stream, peeked, who, facts, seen)
             if tls is not None:
                 inner = ServerConnection(tls, self._http_limits)
                 visit = Visit(who=who, connection=inner, scheme="https", tunnel=facts, sni=peeked.hello.sni, seen=seen)
                 await self._lane.serve(visit)
-                return
+            return
+        if not isinstance(peeked, _Bad):
+            clear = isinstance(peeked, _Clear) and peeked.looks_like_http
+            peeked = _Bad("tls-required" if clear else "bad-protocol", "another protocol than the help host's port has")
+        await self._refuse_connection(who.channel, who, peeked.reason, seen, detail=peeked.detail, tunnel=facts)
         stream.abort()
 
     # --- a denied CONNECT (RULINGS 5.6) ---
@@ -447,7 +459,10 @@ class FrontDoor:
     ) -> None:
         """Answer with `refuse` inside TLS, under a refusal leaf for the denied name."""
         sandbox = who.sandbox
-        if not isinstance(peeked, _Hello) or wrong_hello(peeked.hello, facts, inspected=True) is not None:
+        told = (
+            isinstance(peeked, _Hello) and wrong_hello(peeked.hello, facts, inspected=True, name_required=False) is None
+        )
+        if not isinstance(peeked, _Hello) or not told:
             stream.abort()
             return
         try:
@@ -568,22 +583,20 @@ def connect_facts(head: RequestHead) -> TunnelFacts:
 
 
 def wrong_hello(
-    hello: ClientHello, facts: TunnelFacts, *, inspected: bool, http2: bool = False, name_required: bool = False
+    hello: ClientHello, facts: TunnelFacts, *, inspected: bool, http2: bool = False, name_required: bool = True
 ) -> tuple[str, str, str] | None:
     """(reason, detail, alert) where this ClientHello may not go on in this tunnel, else None.
 
-    `http2`: the tunnel goes to the HTTP/2 lane.
+    `http2`: the tunnel goes to the HTTP/2 lane. `name_required`: TunnelPermit.server_name.
     """
     if hello.sni is not None and canonical_name(hello.sni) != facts.host.text:
         return "sni-mismatch", "the TLS server name is not the tunnel's host", "unrecognized_name"
     if hello.sni is None and name_required:
-        return "sni-mismatch", "a captured connection without a server name", "unrecognized_name"
+        return "sni-absent", "a TLS handshake without a server name", "unrecognized_name"
     if not inspected:
         if hello.has_ech:
             # The real name is hidden: nothing that can be checked would be true (RULINGS 5.7).
             return "sni-mismatch", "an encrypted ClientHello in an uninspected tunnel", "handshake_failure"
-        if hello.sni is None and not facts.host.is_literal:
-            return "sni-mismatch", "an uninspected tunnel without a server name", "unrecognized_name"
         return None
     if hello.alpn and not http2 and "http/1.1" not in hello.alpn:
         return "no-application-protocol", "the client does not offer http/1.1", "no_application_protocol"

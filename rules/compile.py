@@ -27,6 +27,7 @@ from rules.policy import (
     Role,
     Rule,
     Slot,
+    Sni,
 )
 
 
@@ -247,7 +248,7 @@ def _credential(name: str, value: Any) -> CredentialDef:
 
 
 def _destination(name: str, value: Any) -> DestinationDef:
-    whole = _fields(value, "destination", "port scheme addresses static ca_pem")
+    whole = _fields(value, "destination", "port scheme addresses static ca_pem sni")
     networks = tuple(ip_network(_text(text, "addresses")) for text in _items(whole["addresses"], "addresses"))
     static = _texts(whole["static"], "static")
     for text in static:
@@ -261,6 +262,7 @@ def _destination(name: str, value: Any) -> DestinationDef:
         addresses=networks,
         static=static,
         ca_pem=_optional_text(whole["ca_pem"], "ca_pem"),
+        sni=cast("Sni", _one_of(whole["sni"], get_args(Sni), "sni")),
     )
 
 

@@ -120,6 +120,7 @@ def decide_tunnel(policy: Policy, sandbox: Sandbox, facts: TunnelFacts, now: flo
             port=facts.port,
             inspected=False,
             clear_text=False,
+            server_name=_names_itself(policy, facts.host),
             max_bytes=_least(rule.max_bytes for rule in tunnels),
             max_seconds=_least(rule.max_seconds for rule in tunnels),
             reason=first.tunnel_reason,
@@ -134,6 +135,7 @@ def decide_tunnel(policy: Policy, sandbox: Sandbox, facts: TunnelFacts, now: flo
         inspected=True,
         clear_text=clear_text,
         protocol=inspecting[0].protocol,
+        server_name=_names_itself(policy, facts.host),
     )
 
 
@@ -218,6 +220,14 @@ def _before_policy(policy: Policy, sandbox: Sandbox, host: Host, now: float) -> 
     if host.is_literal and host.text not in policy.destinations:
         return Denied(reason="address-literal-refused", message=role.message)
     return role
+
+
+def _names_itself(policy: Policy, host: Host) -> bool:
+    """Whether a TLS handshake for `host` must carry a server name."""
+    if host.is_literal:
+        return False  # RFC 6066 section 3: an address is no server name, and clients send none
+    destination = policy.destinations.get(host.text)
+    return destination is None or destination.sni == "required"
 
 
 def _refused_always(facts: RequestFacts) -> Denied | None:

@@ -102,6 +102,8 @@ class TunnelPermit:
     """A rule for this host:port says `scheme: http`: HTTP without TLS may run inside the tunnel."""
     protocol: str = "http1"
     """`http1` or `h2`: what is offered in ALPN, and the lane that serves it."""
+    server_name: bool = True
+    """The TLS handshake in it must name the host; False for an address, and where `destinations:` says so."""
     max_bytes: int | None = None
     max_seconds: float | None = None
     reason: str = ""

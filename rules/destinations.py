@@ -2,19 +2,20 @@
 
     destinations:
       orders.shop.example: {addresses: [10.20.0.0/16], ca: "file:corp-root.pem", port: 8443, scheme: https,
-                            resolve: [10.20.0.7]}
+                            resolve: [10.20.0.7], sni: optional}
 
-`addresses` is the only exception to the address table; `resolve` replaces DNS and must lie within it.
+`addresses` is the only exception to the address table; `resolve` replaces DNS and must lie within it. `sni: optional`
+lets clients in that name no server in their TLS handshake: the tunnel, or the looked-up name, then stands alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from typing import cast
+from typing import cast, get_args
 
 from rules.names import OWN_NAME, Host, InvalidName, Scheme
-from rules.policy import DestinationDef
+from rules.policy import DestinationDef, Sni
 from rules.reader import Node, shown
 
 CaFiles = Callable[[str], str]
@@ -47,7 +48,7 @@ def _host(text: str, node: Node) -> Host:
 
 
 def _destination(host: Host, node: Node, ca_files: CaFiles | None) -> DestinationDef:
-    fields = node.fields("", "addresses resolve ca port scheme")
+    fields = node.fields("", "addresses resolve ca port scheme sni")
     if not fields:
         node.fail("the entry says nothing; leave it out")
     addresses = _addresses(fields["addresses"]) if "addresses" in fields else ()
@@ -55,6 +56,9 @@ def _destination(host: Host, node: Node, ca_files: CaFiles | None) -> Destinatio
     scheme = cast("Scheme", fields["scheme"].word(("https", "http")) if "scheme" in fields else "https")
     if scheme == "http" and "ca" in fields:
         fields["ca"].fail("a CA means nothing with scheme: http", on_key=True)
+    if "sni" in fields and (scheme == "http" or host.is_literal):
+        why = "with scheme: http" if scheme == "http" else "for an address: its clients have no server name to send"
+        fields["sni"].fail(f"sni means nothing {why}", on_key=True)
     return DestinationDef(
         host=host,
         port=fields["port"].natural(1, 65535) if "port" in fields else None,
@@ -62,6 +66,7 @@ def _destination(host: Host, node: Node, ca_files: CaFiles | None) -> Destinatio
         addresses=addresses,
         static=static,
         ca_pem=_ca(fields["ca"], ca_files) if "ca" in fields else None,
+        sni=cast("Sni", fields["sni"].word(get_args(Sni))) if "sni" in fields else "required",
     )
 
 

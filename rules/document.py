@@ -117,6 +117,7 @@ def encode_destination(destination: DestinationDef) -> Json:
         "addresses": [str(network) for network in destination.addresses],
         "static": list(destination.static),
         "ca_pem": destination.ca_pem,
+        "sni": destination.sni,
     }
 
 

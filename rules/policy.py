@@ -15,6 +15,7 @@ from typing import Any, Literal
 from rules.names import CredentialRef, Destination, Host, RuleId, Scheme
 
 Effect = Literal["read", "write", "mint", "execute", "disclose"]
+Sni = Literal["required", "optional"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,8 @@ class DestinationDef:
     static: tuple[str, ...] = ()
     """`resolve:` fixed addresses used instead of DNS; each must lie in `addresses`."""
     ca_pem: str | None = None
+    sni: Sni = "required"
+    """Whether a client's TLS handshake must name this host; an address has no such name (RFC 6066 section 3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

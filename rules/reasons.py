@@ -240,6 +240,16 @@ _TABLE: tuple[tuple[str, int, str, bool, str, str, str], ...] = (
         "The server name in the TLS handshake must be the host that the tunnel was opened for.",
     ),
     (
+        "sni-absent",
+        421,
+        "tls_protocol_error",
+        False,
+        "The TLS handshake names no server.",
+        _CLIENT,
+        "Use a client that sends the server name (SNI); where none can be had, the operator can write `sni: optional` "
+        "for that host under `destinations:`.",
+    ),
+    (
         "bad-head",
         400,
         _ERROR,

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from rules.catalogue import builtin_services
 from rules.credentials_file import KINDS
-from rules.policy import Effect
+from rules.policy import Effect, Sni
 from rules.reasons import REASONS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -225,6 +225,7 @@ def _destinations() -> Schema:
             "ca": {"type": "string", "pattern": "^file:"},
             "port": _PORT,
             "scheme": {"enum": ["https", "http"]},
+            "sni": {"enum": list(get_args(Sni))},
         }
     )
     return {"type": "object", "additionalProperties": {**entry, "minProperties": 1}}

@@ -72,7 +72,7 @@ CONTROL = Case(
 def host_names(ground: Ground) -> dict[str, bytes]:
     """`{ok}` and the like: authorities with the ports that the origins got."""
     names = {"ok": "ok.test", "pub": "pub.test", "npm": "npm.test", "raw": "raw.test", "wild": "a.wild.test"}
-    names |= {"h2": "h2.test", "h2ok": "h2ok.test"}
+    names |= {"h2": "h2.test", "h2ok": "h2ok.test", "old": "old.test"}
     names |= {"books": "xn--bcher-kva.test", "plain": "plain.test", "evil": "evil.test", "denied": "denied.test"}
     # Reserved for what is never dialled: there is no origin behind these.
     found = {"mixed": b"mixed.test:%d" % ground.pub.port, "mixedok": b"mixedok.test"}

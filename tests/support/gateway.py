@@ -38,10 +38,11 @@ def destinations(*origins: Origin) -> str:
     lines = ["destinations:"]
     for origin in origins:
         for name in origin.names:
-            ca = f", ca: file:{origin.names[0]}.pem" if origin.tls else ", scheme: http"
-            lines.append(
-                f"  {name}: {{addresses: [{origin.address}/32], resolve: [{origin.address}], port: {origin.port}{ca}}}"
-            )
+            more = f", ca: file:{origin.names[0]}.pem" if origin.tls else ", scheme: http"
+            if name in origin.entries:
+                more += f", {origin.entries[name]}"
+            place = f"addresses: [{origin.address}/32], resolve: [{origin.address}], port: {origin.port}"
+            lines.append(f"  {name}: {{{place}{more}}}")
     return "\n".join(lines) + "\n"
 
 

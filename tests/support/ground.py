@@ -4,6 +4,7 @@ ok.test       bound to the credential `ok`; its secret is CAN
 pub.test      allowed without a credential; so are npm.test, a.wild.test, bücher.test; raw.test is a tunnel
 plain.test    allowed in clear text
 h2.test       as pub.test, by HTTP/2; h2ok.test as ok.test
+old.test      as pub.test, for clients that send no server name
 evil.test     reachable and served, but no rule names it; denied.test is denied by rule
 """
 
@@ -97,6 +98,7 @@ roles:
       - {name: live, host: pub.test, methods: [GET], paths: [/live], websocket: true}
       - {name: clear, host: plain.test, scheme: http, methods: [GET], paths: ["/v1/**"]}
       - {name: wild, host: "*.wild.test", port: PUB, methods: [GET], paths: ["/v1/**"]}
+      - {name: old, host: old.test, methods: [GET], paths: ["/v1/**"]}
       - {name: books, host: "bücher.test", port: PUB, methods: [GET], paths: ["/v1/**"]}
       - {name: inside, host: "*.inside.test", methods: [GET], paths: ["/v1/**"]}
       - {name: mixed, host: mixed.test, methods: [GET], paths: ["/v1/**"]}
@@ -144,9 +146,11 @@ class Ground:
             "a.wild.test",
             "xn--bcher-kva.test",
             "h2.test",
+            "old.test",
             address="127.0.0.22",
             authority=self.ok.authority,
         )
+        self.pub.entries["old.test"] = "sni: optional"
         self.plain = Origin("plain.test", address="127.0.0.23", tls=False)
         self.evil = Origin(
             "evil.test", "denied.test", "notok.test", "ok.test.evil.test", "a.b.wild.test", "wild.test",

@@ -111,6 +111,8 @@ class Origin:
         self.handshake_failures: list[str] = []
         self.faults: list[BaseException] = []
         """What handlers raised; a test that expects none asserts that it is empty."""
+        self.entries: dict[str, str] = {}
+        """name -> what its entry under `destinations:` says besides, for tests.support.gateway: `sni: optional`."""
         self.keep = keep
         self.notice = Notice()
         self._default = handler or echo

@@ -8,6 +8,7 @@ import json
 import ssl
 import subprocess
 from dataclasses import replace
+from ipaddress import ip_network
 
 import pytest
 
@@ -15,7 +16,8 @@ from net.stream import StreamBroken
 from proxy.help import env_script
 from proxy.limits import LimitTable
 from proxy.ports import Channel
-from rules.names import SandboxId
+from rules.names import Host, SandboxId
+from rules.policy import DestinationDef
 from tests.support.fakes import OTHER_TOKEN, SHARED, TOKEN, registered, sandbox
 from tests.support.origins import Origin, head
 from tests.support.rooms import (
@@ -295,6 +297,60 @@ async def test_another_server_name_than_the_tunnels_is_refused() -> None:
     (record,) = house.records("connection.refused")
     assert (record["reason"], record["sni"], record["connect_host"]) == ("sni-mismatch", "evil.test", "api.test:443")
     assert dialer.asked == []
+
+
+@pytest.mark.parametrize("host", ["api.test", "raw.test", "exeat.internal"])
+async def test_a_handshake_without_a_server_name_is_refused(host: str) -> None:
+    """Inspected, uninspected, or to the help host: an alert, one record, nothing dialled (field case C051)."""
+    dialer = NoDialer()
+    house = House(
+        policy(rule("dev/read", op("dev/read", "api.test")), tunnel_rule("dev/raw", "raw.test")), dialer=dialer
+    )
+    client = await house.tunnel(f"{host}:443")
+    with pytest.raises((StreamBroken, ssl.SSLError)):
+        await client.start_tls(nameless(), "192.0.2.1")  # for an address a client sends no server name
+    await client.serving
+    (record,) = house.records("connection.refused")
+    assert (record["reason"], record.get("sni"), record["connect_host"]) == ("sni-absent", None, f"{host}:443")
+    assert dialer.asked == []
+
+
+@pytest.mark.parametrize(
+    ("host", "entry"),
+    [
+        ("old.test", DestinationDef(host=Host("old.test"), sni="optional")),
+        ("192.0.2.7", DestinationDef(host=Host("192.0.2.7"), addresses=(ip_network("192.0.2.7/32"),))),
+    ],
+)
+async def test_a_server_name_may_be_absent_where_a_destination_says_so(host: str, entry: DestinationDef) -> None:
+    """`sni: optional`, or a declared address; the request inside is judged by the tunnel's host."""
+    house = House(policy(rule("dev/read", op("dev/read", host, ["/v1/**"])), destinations=[entry]), dialer=NoDialer())
+    client = await house.tunnel(f"{host}:443")
+    await client.start_tls(nameless(), "192.0.2.1")
+    client.send(f"GET /v2 HTTP/1.1\r\nHost: {host}\r\n\r\n")
+    assert (await client.answer()).reason == "no-rule"
+    client.send("GET /v1/x HTTP/1.1\r\nHost: api.test\r\n\r\n")
+    assert (await client.answer()).reason == "authority-mismatch"
+    assert house.records("connection.refused") == []
+
+
+async def test_an_optional_server_name_is_still_the_tunnels() -> None:
+    """What is named must agree: `sni: optional` is about absence alone."""
+    entry = DestinationDef(host=Host("old.test"), sni="optional")
+    house = House(policy(rule("dev/read", op("dev/read", "old.test")), destinations=[entry]), dialer=NoDialer())
+    client = await house.tunnel("old.test:443")
+    with pytest.raises((StreamBroken, ssl.SSLError)):
+        await client.start_tls(nameless(), "api.test")
+    await client.serving
+    assert house.records("connection.refused")[0]["reason"] == "sni-mismatch"
+
+
+def nameless() -> ssl.SSLContext:
+    """A client that asks for nothing in a certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 async def test_an_h2_only_client_gets_no_application_protocol() -> None:

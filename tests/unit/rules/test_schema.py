@@ -57,6 +57,7 @@ MISTAKES = [
     "version: 1\nroles: {dev: {allow: [{host: h.test, tunnel: true}]}}",
     "version: 1\neveryone: {allow: []}",
     "version: 1\ndestinations: {h.test: {}}",
+    "version: 1\ndestinations: {h.test: {sni: never}}",
     "version: 1\nservices: {x: {like: nope, base: 'https://h.test'}}",
     "version: 1\ntests: [{role: dev, deny: 'GET https://h.test/', reason: nope}]",
     "version: 1\ntests: [{role: dev}]",
