@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from rules.matching import InvalidTemplate, parse_path
-from rules.names import Host, InvalidName
+from rules.names import Host, InvalidName, Scheme
 from rules.operations import LATER, check_params
 from rules.placeholders import InvalidShape, check_shape
 from rules.policy import BodySpec, Effect, PlaceholderSpec, Slot
@@ -128,7 +128,7 @@ class _Parser:
         for key, item in self.mapping(value, path).items():
             where = (*path, key)
             entry = self.mapping(item, where)
-            self.keys(entry, where, ("host", "port", "mirror"), ("host",))
+            self.keys(entry, where, ("host", "scheme", "port", "mirror"), ("host",))
             mirror = entry.get("mirror")
             try:
                 host = Host.parse(self.text(entry.get("host"), (*where, "host")))
@@ -138,11 +138,13 @@ class _Parser:
             if mirror is not None and (not isinstance(mirror, str) or not is_plain_prefix(mirror)):
                 self.problem((*where, "mirror"), "a mirror is a path prefix without a slash at its end")
                 mirror = None
-            port = entry.get("port", 443)
+            # Clear text only where the service's clients ask for it (signed package archives, mostly).
+            scheme = cast("Scheme", self.choice(entry.get("scheme", "https"), (*where, "scheme"), ("https", "http")))
+            port = entry.get("port", 443 if scheme == "https" else 80)
             if not isinstance(port, int) or not 0 < port < 65536:
                 self.problem((*where, "port"), "not a port")
                 port = 443
-            found[key] = Endpoint(scheme="https", host=host, port=port, prefix="", mirror=mirror)
+            found[key] = Endpoint(scheme=scheme, host=host, port=port, prefix="", mirror=mirror)
         return found
 
     def credential(
