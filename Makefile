@@ -5,7 +5,7 @@ PY := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE := 1
 T ?=
 
-.PHONY: help setup demo test check format lint types imports unit integration docs bench attacks lock clean
+.PHONY: help setup demo test check format lint types imports unit integration docs bench attacks fuzz lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -49,11 +49,16 @@ docs: setup  ## write the generated pages anew
 attacks: setup  ## play every attack at every entry point, print the table; fails on any hole (T='B033 B034' narrows)
 	@PYTHONPATH=. $(PY) tests/attacks/table.py $(T)
 
+fuzz: setup  ## hostile bytes for every parser, a minute each (FUZZ_SECONDS=5 shortens, T='host path' narrows)
+	@$(PY) -c 'import atheris' 2>/dev/null || $(PY) -m pip install -q --disable-pip-version-check --require-hashes -r requirements-fuzz.lock
+	@PYTHONPATH=. $(PY) tests/fuzz/run.py $(T)
+
 bench: setup  ## measure beside direct, tunnel, mitmproxy and Squid; writes bench/RESULTS.md
 	@$(PY) bench/run.py
 
 lock: setup  ## resolve dependencies anew (hashes, no hosts)
 	@$(PY) -m uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --group dev pyproject.toml -o requirements.lock
+	@$(PY) -m uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --group fuzz -o requirements-fuzz.lock
 
 clean:  ## remove .venv and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf .venv .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -71,9 +71,10 @@ class ClientHelloReader:
                 raise ClientHelloRefused("a TLS record of an impossible length")
             if message and len(message) >= 4:
                 _expected(message)
+            if self._at + 5 + length > 2 * MAX_HELLO:
+                # Told by the record's own head, so that the reads in which it came decide nothing.
+                raise ClientHelloRefused("the ClientHello is too large")
             if len(raw) < self._at + 5 + length:
-                if len(raw) > 2 * MAX_HELLO:
-                    raise ClientHelloRefused("the ClientHello is too large")
                 # The first bytes of the message may already show that it is none.
                 _expected(message + raw[self._at + 5 :])
                 return None
@@ -84,8 +85,6 @@ class ClientHelloReader:
                 if len(message) > expected:
                     raise ClientHelloRefused("another handshake message after the ClientHello")
                 return _parse(bytes(message[4:expected]))
-            if self._at > 2 * MAX_HELLO:
-                raise ClientHelloRefused("the ClientHello is too large")
 
 
 def _expected(message: bytes | bytearray) -> int | None:

@@ -108,3 +108,23 @@ def test_any_split_into_reads_and_records_gives_the_same_answer(data):
     answers = [reader.feed(raw[at : at + step]) for at in range(0, len(raw), step)]
     assert answers[-1] == ClientHello(is_tls=True, sni="api.test")
     assert bytes(reader.raw) == raw
+
+
+@pytest.mark.parametrize("step", [1, 1000, 1 << 20])
+@pytest.mark.parametrize(("last", "taken"), [(0, False), (11_500, False), (13_000, True)])
+def test_the_bound_does_not_depend_on_the_reads(last: int, taken: bool, step: int) -> None:
+    """A hello in thousands of one-byte records, then one of `last` bytes: its records decide, not how they came."""
+    message = made(server_name(b"api.test") + extension(0xFA00, bytes(16_000)))
+    small = len(message) - last
+    raw = b"".join(record(message[at : at + 1]) for at in range(small)) + (record(message[small:]) if last else b"")
+    reader = ClientHelloReader()
+    found = None
+    try:
+        for at in range(0, len(raw), step):
+            found = reader.feed(raw[at : at + step])
+    except ClientHelloRefused:
+        assert not taken
+        return
+    assert taken
+    assert found is not None
+    assert found.sni == "api.test"
