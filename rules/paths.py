@@ -2,7 +2,7 @@
 
 The path that is judged is the path that is sent, byte for byte. What two servers could read differently is
 refused, not repaired: dot segments (also encoded), empty segments, backslashes, `;` parameters, control
-bytes, invalid or lower-level-encoded percent sequences, encoded unreserved characters (`%70`), and `%2F`
+bytes, invalid or lower-level-encoded percent sequences, encoded unreserved characters (`%70`, but `%7E`), and `%2F`
 unless the matching operation says that it takes one.
 """
 
@@ -20,7 +20,8 @@ _PATH_CHARS = re.compile(r"[A-Za-z0-9._~!$&'()*+,=:@%/-]*\Z")
 _QUERY_CHARS = re.compile(r"[A-Za-z0-9._~!$&'()*+,=:@%/?\[\]|^{}`-]*\Z")
 _PERCENT = re.compile(r"%(.{0,2})")
 _HEX2 = re.compile(r"[0-9A-Fa-f]{2}\Z")
-_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+# Without the tilde: RFC 1738 had it among the unsafe characters, and clients (apt) still encode it in file names.
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._")
 
 
 class InvalidTarget(ValueError):
@@ -54,7 +55,7 @@ class CanonicalPath:
             value = int(match[1], 16)
             if value < 0x20 or value == 0x7F or value == 0x5C or value == 0x25:
                 raise InvalidTarget("the path encodes a control, percent or backslash character")
-            if chr(value) in _UNRESERVED and value < 0x80:
+            if chr(value) in _UNRESERVED:
                 raise InvalidTarget("the path encodes a character that needs no encoding")
             if value == 0x2F:
                 encoded_slash = True
@@ -73,6 +74,14 @@ class CanonicalPath:
                 raise InvalidTarget("the path holds a dot segment")
             segments.append(decoded)
         return cls(raw, tuple(segments), encoded_slash)
+
+    def below(self, prefix: str) -> CanonicalPath | None:
+        """The path under `prefix` (plain canonical text, no slash at its end), or None where it lies elsewhere."""
+        count = prefix.count("/")
+        if list(self.segments[:count]) != prefix[1:].split("/") or len(self.segments) <= count:
+            return None
+        raw = "/" + "/".join(self.raw.split("/")[count + 1 :])
+        return CanonicalPath(raw, self.segments[count:], self.encoded_slash)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,17 @@ def _shape(regex: str) -> Callable[[str], str | None]:
     return lambda text: text if compiled.match(text) else None
 
 
+def _without_suffix(regex: str, suffix: str) -> Callable[[str], str | None]:
+    """A name with `suffix` behind it: the name."""
+    compiled = re.compile(rf"({regex}){re.escape(suffix)}\Z")
+
+    def shape(text: str) -> str | None:
+        match = compiled.match(text)
+        return match[1] if match else None
+
+    return shape
+
+
 def _git_repository(text: str) -> str | None:
     """A repository name with its optional `.git` removed; `x.git.git` and names of dots are refused."""
     name = text[:-4] if lower_ascii(text).endswith(".git") else text
@@ -73,9 +84,70 @@ def _python_file_project(text: str) -> str | None:
     return _python_project(name) if hyphen and rest[:1].isdigit() else None
 
 
+def _crate_name(text: str) -> str | None:
+    """A crate name as the registry compares them: lower case, `_` as `-`."""
+    return lower_ascii(text).replace("_", "-") if re.match(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z", text) else None
+
+
+def _crate_file(text: str) -> str | None:
+    """The crate that `{name}-{version}.crate` holds; the version begins with a number and a dot, which no name has."""
+    match = re.match(r"([A-Za-z0-9][A-Za-z0-9_-]{0,63}?)-[0-9]+\.[0-9]+\.[0-9A-Za-z.+-]{1,128}\.crate\Z", text)
+    return None if match is None else _crate_name(match[1])
+
+
+_GEM_PLATFORM = re.compile(
+    r"-(?:java|jruby|mswin[0-9]*|mingw[0-9]*|(?:x86_64|x86|x64|i[3-6]86|aarch64|arm64|arm|armv[0-9a-z]+|universal|"
+    r"powerpc[0-9a-z]*|ppc64[a-z]*|s390x|riscv64)(?:-[a-z][a-z0-9_]*)+(?:-[0-9]{1,4})?)\Z"
+)
+
+
+def _gem_file(text: str) -> str | None:
+    """The gem that `{name}-{version}[-{platform}].gem` (or `.gemspec.rz`) holds.
+
+    The version begins at the last hyphen that a digit follows, once a platform is taken off. The index refuses two
+    gems whose file names would be equal, so a name has one owner even where it could be read otherwise.
+    """
+    match = re.match(r"([A-Za-z0-9][A-Za-z0-9._-]{0,200})\.gem(?:spec\.rz)?\Z", text)
+    if match is None:
+        return None
+    found = re.match(r"(.+)-[0-9][0-9A-Za-z.]*\Z", _GEM_PLATFORM.sub("", match[1]), re.DOTALL)
+    return found[1] if found else None
+
+
+def _deb_file(text: str) -> str | None:
+    """The package that `{name}_{version}_{architecture}.deb` holds, or the source of `.dsc` and tarballs."""
+    match = re.match(r"([a-z0-9][a-z0-9+.-]{0,127})_[A-Za-z0-9.+~:_%-]{1,200}\Z", text)
+    if match is None or not re.search(r"\.(?:u?deb|ddeb|dsc|tar\.(?:gz|xz|bz2|lzma|zst)(?:\.asc)?|diff\.gz)\Z", text):
+        return None
+    return match[1]
+
+
+def _apk_file(text: str) -> str | None:
+    """The package that `{name}-{version}-r{revision}.apk` holds."""
+    match = re.match(r"([A-Za-z0-9][A-Za-z0-9._+-]{0,127})-[0-9][A-Za-z0-9._]*-r[0-9]{1,6}\.apk\Z", text)
+    return match[1] if match else None
+
+
+def _conda_file(text: str) -> str | None:
+    """The package that `{name}-{version}-{build}.conda` (or `.tar.bz2`) holds; neither of the last two has a hyphen."""
+    match = re.match(r"([a-z0-9_][a-z0-9._-]{0,127})-[^-/\s]{1,128}-[^-/\s]{1,128}\.(?:conda|tar\.bz2)\Z", text)
+    return match[1] if match else None
+
+
+def _nuget_id(text: str) -> str | None:
+    """A package id; ids ignore case."""
+    return lower_ascii(text) if re.match(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z", text) else None
+
+
 SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "segment": _segment,
     "number": _shape(r"[0-9]{1,20}"),
+    "pytorch-variant": _shape(r"cpu|xpu|cu[0-9]{2,4}|rocm[0-9.]{1,8}|cpu-cxx11-abi|nightly|test"),
+    "rust-day": _shape(r"20[0-9]{2}-[01][0-9]-[0-3][0-9]"),
+    "rust-file": _shape(
+        r"[a-z][a-z0-9-]{0,40}-(?:[0-9][0-9.]{2,10}(?:-beta\.[0-9]{1,2})?|nightly|beta)(?:-[a-z0-9_-]{1,48})?\.tar\.(?:xz|gz)(?:\.sha256|\.asc)?"
+    ),
+    "rust-manifest": _shape(r"channel-rust-(?:stable|beta|nightly|[0-9.]{3,10})\.toml(?:\.sha256|\.asc)?"),
     "word": _shape(r"[A-Za-z0-9_-]{1,128}"),
     "hex": _shape(r"[0-9a-f]{2,128}"),
     "git-owner": _shape(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,98})"),
@@ -87,6 +159,25 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "npm-name-release": _npm_release(_NPM_NAME),
     "npm-release": _shape(_NPM_RELEASE),
     "npm-tarball": _shape(r"[A-Za-z0-9~._-][A-Za-z0-9._~+-]{0,240}\.tgz"),
+    "crate-name": _crate_name,
+    "crate-file": _crate_file,
+    "gem-name": _shape(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"),
+    "gem-file": _gem_file,
+    "gem-json": _without_suffix(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", ".json"),
+    "deb-file": _deb_file,
+    "go-archive": _shape(r"go[0-9][a-z0-9.-]{1,60}\.(?:tar\.gz|zip|msi|pkg)(?:\.sha256|\.asc)?"),
+    "apk-file": _apk_file,
+    "conda-file": _conda_file,
+    "conda-index": _shape(
+        r"(?:current_)?repodata(?:_from_packages)?\.json(?:\.zst|\.bz2|\.jlap)?|repodata\.jlap|repodata_shards\.msgpack\.zst|"
+        r"run_exports\.json(?:\.zst)?|patch_instructions\.json|channeldata\.json"
+    ),
+    "conda-shard": _shape(r"[0-9a-f]{64}\.msgpack\.zst"),
+    "node-release": _shape(
+        r"v[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?:-[0-9a-z.]{1,32})?|latest(?:-v[0-9]{1,3}\.x|-[a-z]{1,16})?"
+    ),
+    "nuget-hive": _shape(r"registration5(?:-gz)?-semver[12]"),
+    "nuget-id": _nuget_id,
     "python-project": _python_project,
     "python-file-project": _python_file_project,
 }

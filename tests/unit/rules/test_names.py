@@ -87,6 +87,18 @@ def test_a_parsed_path_has_no_second_reading(raw: str) -> None:
     assert not any(char in segment for segment in path.segments for char in "\\\0\r\n%;")
 
 
+@pytest.mark.parametrize("raw", ["/%70", "/%2D", "/%5F", "/%2e%2e", "/%41"])
+def test_what_needs_no_encoding_is_refused_encoded(raw: str) -> None:
+    """Two spellings of one path are one too many."""
+    with pytest.raises(InvalidTarget):
+        CanonicalPath.parse(raw)
+
+
+def test_a_tilde_may_be_encoded() -> None:
+    """As apt sends it in the names of package files; both spellings read the same for everyone."""
+    assert CanonicalPath.parse("/a_1%7edeb12.deb").segments == CanonicalPath.parse("/a_1~deb12.deb").segments
+
+
 @pytest.mark.parametrize("raw", ["a=%zz", "a=%", "a=1;b=2", "a=\x00", "a= b", "a=#", "a=é", "a=%ff", "a" * 9000])
 def test_a_query_that_reads_in_two_ways_is_refused(raw: str) -> None:
     """Broken percent sequences, separators of some servers, bytes that must be encoded."""
