@@ -48,12 +48,14 @@ from net.pool import Lease, Pool, PoolKey
 from net.process import complain
 from net.stream import StreamBroken
 from net.trust import SYSTEM_TRUST, TrustKey
+from rules.arguments import pairs
 from rules.decide import decide_request
 from rules.decision import Denied, Held, NeedsBody, Permit
 from rules.facts import BodyAttested, FactsRefused, RequestFacts, Sandbox
 from rules.matching import Matched, attestation, match_operation
 from rules.placeholders import public_prefix
 from rules.policy import CredentialDef, DestinationDef, Policy
+from rules.service import head_arguments
 from wire.control import Cut, Done, Echo, Opened, OpenRefused
 from wire.frames import WireError
 from wire.handoff import (
@@ -629,8 +631,9 @@ def _attest(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> frozenset[
             answer = match_operation(op, facts)
             if isinstance(answer, Matched):
                 # What the head states the vault computes itself; only the body's own arguments are attested.
-                stated = {name: value for name, value in answer.arguments.items() if name not in op.arguments}
-                found.add(attestation(op.id, stated))
+                head = op.arguments.keys() | head_arguments(op)
+                stated = {name: value for name, value in answer.arguments.items() if name not in head}
+                found.add(attestation(op.id, pairs(stated)))
     return frozenset(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, assert_never
 
+from rules import arguments
 from rules.decide import decide_request
 from rules.decision import Denied, Held, NeedsBody, Permit
 from rules.facts import FactsRefused, RequestFacts, Sandbox
@@ -80,7 +81,7 @@ def explain_request(policy: Policy, role: str, method: str, url: str, body: str 
                 "operation": decision.operation,
                 "effect": decision.effect,
                 "credential": decision.credential,
-                "arguments": dict(decision.arguments),
+                "arguments": arguments.shown(decision.arguments),
             }
         case _:
             assert_never(decision)

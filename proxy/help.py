@@ -219,7 +219,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 
 def _host(pattern: HostPattern) -> str:
-    return {"exact": "", "one": "*.", "many": "**."}[pattern.kind] + pattern.suffix
+    return pattern.text
 
 
 def _allowed_text(listed: Mapping[str, Any]) -> str:

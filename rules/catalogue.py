@@ -18,6 +18,7 @@ from importlib import resources
 from urllib.parse import urlsplit
 
 from rules.names import Host, InvalidName, Scheme, parse_authority
+from rules.policy import HostPattern
 from rules.service import (
     EFFECTS,
     CredentialSlot,
@@ -67,7 +68,13 @@ def resolve_service(defs: Mapping[str, ServiceDef], name: str, like: str, base: 
         raise UnknownService(like)
     scheme, host, port, prefix = _split_base(base)
     endpoints = {
-        key: Endpoint(scheme=scheme, host=host, port=port, prefix=prefix + endpoint.mirror, mirror=endpoint.mirror)
+        key: Endpoint(
+            scheme=scheme,
+            pattern=HostPattern(kind="exact", suffix=host.text),
+            port=port,
+            prefix=prefix + endpoint.mirror,
+            mirror=endpoint.mirror,
+        )
         for key, endpoint in original.endpoints.items()
         if endpoint.mirror is not None
     }

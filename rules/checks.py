@@ -78,6 +78,16 @@ def _check_use(
         node.fail(f"{rule.id}: credentials.yaml has no credential {rule.credential}; known: {known}")
     for op in rule.operations:
         for pattern in op.hosts:
+            if pattern.kind == "template" and op.scheme == "https":
+                # The credential's own exact hosts decide which of them it goes to; every other call is refused.
+                meant = [place for place in credential.authorities or () if _is_at(pattern, op.port, place)]
+                if not meant:
+                    node.fail(
+                        f"{rule.id}: {op.id} goes to {pattern.text}:{op.port}; list the hosts that credential "
+                        f"{credential.name} may go to under hosts: in credentials.yaml"
+                    )
+                covered[rule.credential].update(meant)
+                continue
             if pattern.kind != "exact":
                 node.fail(f"{rule.id}: a credential is never used under a wildcard ({_shown(pattern)})")
             if op.scheme == "http":
@@ -87,6 +97,11 @@ def _check_use(
                 where = f"{pattern.suffix}:{op.port}"
                 node.fail(f"{rule.id}: credential {credential.name} is not bound to {where}, where {op.id} goes")
             covered[rule.credential].add((pattern.suffix, op.port))
+
+
+def _is_at(pattern: HostPattern, port: int, place: tuple[str, int]) -> bool:
+    host, its_port = place
+    return its_port == port and pattern.matches(Host(host, ":" in host or host[-1].isdigit()))
 
 
 def check_places(role: WrittenRole, problems: Problems) -> None:
@@ -176,6 +191,9 @@ def _hosts_meet(one: HostPattern, other: HostPattern) -> bool:
         exact, wild = (one, other) if one.kind == "exact" else (other, one)
         literal = ":" in exact.suffix or exact.suffix[-1].isdigit()
         return wild.matches(Host(exact.suffix, literal))
+    if "template" in (one.kind, other.kind):
+        left, right = (pattern.suffix.split(".")[-2:] for pattern in (one, other))
+        return left[-min(len(left), len(right)) :] == right[-min(len(left), len(right)) :]
     if one.kind == "one" and other.kind == "one":
         return one.suffix == other.suffix
     return (
@@ -200,4 +218,4 @@ def _same_request(one: Operation, other: Operation) -> bool:
 
 
 def _shown(pattern: HostPattern) -> str:
-    return {"exact": "", "one": "*.", "many": "**."}[pattern.kind] + pattern.suffix
+    return pattern.text

@@ -11,7 +11,7 @@ from ipaddress import ip_address, ip_network
 from typing import Any, cast, get_args
 
 from rules.document import VERSION, digest
-from rules.matching import InvalidTemplate, check_binding, parse_path
+from rules.matching import InvalidTemplate, check_binding, parse_host_template, parse_path
 from rules.names import CredentialRef, Host, InvalidName, RuleId, Scheme
 from rules.placeholders import InvalidShape, check_shape
 from rules.policy import (
@@ -19,6 +19,7 @@ from rules.policy import (
     CredentialDef,
     DestinationDef,
     Effect,
+    HeadSpec,
     HostPattern,
     Operation,
     PathPattern,
@@ -46,7 +47,9 @@ def compile_policy(document: Mapping[str, Any]) -> Policy:
 
 
 def compile_host(text: str) -> HostPattern:
-    """Return the pattern of `x`, `*.x` or `**.x` (x in the form of Host.text). Raises DocumentFault."""
+    """Return the pattern of `x`, `*.x`, `**.x` or a host template (HostPattern.text). Raises DocumentFault."""
+    if "{" in text:
+        return parse_host_template(text)
     kind, suffix = ("many", text[3:]) if text.startswith("**.") else ("one", text[2:])
     if not text.startswith(("*.", "**.")):
         return HostPattern(kind="exact", suffix=_host(text).text)
@@ -134,6 +137,8 @@ def _rule(value: Any, operations: Mapping[str, Operation]) -> Rule:
     if tunnel and (ops or action == "deny" or any(pattern.kind != "exact" for pattern in hosts)):
         raise DocumentFault("a tunnel rule is one exact host and nothing else")
     credential = _optional_text(whole["credential"], "credential")
+    if action == "allow" and any(name not in bind for op in ops for name in op.must_bind):
+        raise DocumentFault("a rule does not bind what an operation of it must have bound")
     return Rule(
         id=RuleId(_text(whole["id"], "id")),
         action=cast("Any", action),
@@ -160,8 +165,8 @@ def _rule(value: Any, operations: Mapping[str, Operation]) -> Rule:
 
 
 _OPERATION = (
-    "effect hosts port scheme methods paths query query_required request_headers body arguments fold "
-    "extra_request_headers native placeholders_inert redirects_declared download websocket request_bytes"
+    "effect hosts port scheme methods paths query query_required request_headers head body arguments must_bind unbound "
+    "fold extra_request_headers native placeholders_inert redirects_declared download websocket request_bytes"
 )
 
 
@@ -190,10 +195,13 @@ def _operation(name: str, value: Any) -> Operation:
             _text(key, "request_headers"): _texts(item, "request_headers")
             for key, item in _pairs(whole["request_headers"], "request_headers")
         },
+        head=None if whole["head"] is None else _head(whole["head"]),
         body=None if whole["body"] is None else _body(whole["body"]),
         arguments={
             _text(key, "arguments"): _text(item, "arguments") for key, item in _pairs(whole["arguments"], "arguments")
         },
+        must_bind=_texts(whole["must_bind"], "must_bind"),
+        unbound=_texts(whole["unbound"], "unbound"),
         fold=_texts(whole["fold"], "fold"),
         extra_request_headers=_texts(whole["extra_request_headers"], "extra_request_headers"),
         native=_text(whole["native"], "native"),
@@ -210,12 +218,24 @@ def _path(value: Any) -> PathPattern:
     return parse_path(_text(whole["template"], "template"), encoded_slash=_flag(whole["encoded_slash"], "slash"))
 
 
+def _head(value: Any) -> HeadSpec:
+    whole = _fields(value, "head", "matcher params prefix")
+    if not isinstance(whole["params"], dict):
+        raise DocumentFault("params is not an object")
+    return HeadSpec(
+        matcher=_text(whole["matcher"], "matcher"), params=whole["params"], prefix=_text(whole["prefix"], "prefix")
+    )
+
+
 def _body(value: Any) -> BodySpec:
-    whole = _fields(value, "body", "matcher bound params")
+    whole = _fields(value, "body", "matcher bound params prefix")
     if not isinstance(whole["params"], dict):
         raise DocumentFault("params is not an object")
     return BodySpec(
-        matcher=_text(whole["matcher"], "matcher"), bound=_natural(whole["bound"], "bound"), params=whole["params"]
+        matcher=_text(whole["matcher"], "matcher"),
+        bound=_natural(whole["bound"], "bound"),
+        params=whole["params"],
+        prefix=_flag(whole["prefix"], "prefix"),
     )
 
 

@@ -114,6 +114,8 @@ def _credential(name: str, node: Node, services: Mapping[str, ServiceDef]) -> Wr
         hosts, placeholder, service_username = (), PlaceholderSpec(env="", shape=""), None
     if "hosts" in fields:
         hosts = _hosts(fields["hosts"])
+    elif not hosts:
+        node.fail("missing key hosts: this service has a host for each customer; list the ones that are yours")
     if "placeholder" in fields:
         placeholder = _placeholder(fields["placeholder"])
     username = service_username

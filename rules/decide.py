@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from rules.arguments import Value, pairs
 from rules.authority import foreign_authority, is_slot
 from rules.decision import (
     Decision,
@@ -164,9 +165,9 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     if found and not _in_some_slot(policy, allowing, destination, found):
         return Denied(reason="placeholder-misuse", message=role.message)
     # 6
-    candidates, bound, near = _ask(allowing, facts, sandbox)
-    if bound is not None:
-        return NeedsBody(bound=bound)
+    candidates, needs, near = _ask(allowing, facts, sandbox)
+    if needs is not None:
+        return needs
     if not candidates:
         return _nothing_matched(role, near)
     if facts.upgrade is not None:
@@ -187,7 +188,7 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
         return Denied(reason="body-too-large", message=role.message)
     # 9
     lead = min(candidates, key=lambda candidate: (candidate.rule.credential is None, *candidate.key))
-    arguments = tuple(sorted(lead.arguments.items()))
+    arguments = pairs(lead.arguments)
     holding = [candidate.rule for candidate in candidates if candidate.rule.approval is not None]
     if holding:
         groups = sorted({rule.approval for rule in holding if rule.approval is not None})
@@ -269,7 +270,7 @@ def _in_some_slot(policy: Policy, allowing: Sequence[Rule], destination: Destina
 class _Candidate:
     rule: Rule
     op: Operation
-    arguments: dict[str, str]
+    arguments: dict[str, Value]
 
     @property
     def key(self) -> tuple[str, str]:
@@ -285,29 +286,32 @@ class _Near:
 
 def _ask(
     allowing: Sequence[Rule], facts: RequestFacts, sandbox: Sandbox
-) -> tuple[list[_Candidate], int | None, _Near | None]:
+) -> tuple[list[_Candidate], NeedsBody | None, _Near | None]:
     if facts.body is None and not facts.has_body:
         facts = replace(facts, body=b"")  # nothing to read: judge the empty body at once
     candidates: list[_Candidate] = []
-    bound: int | None = None
+    needs: NeedsBody | None = None
     near: _Near | None = None
     for rule in allowing:
         for op in rule.operations:
             match match_operation(op, facts):
                 case Matched(arguments=arguments):
-                    if bind_arguments(rule, sandbox, arguments):
+                    if bind_arguments(rule, sandbox, arguments, unbound=op.unbound):
                         candidates.append(_Candidate(rule=rule, op=op, arguments=arguments))
                         continue
                     depth = NEARNESS.index("argument")
-                case WantsBody(bound=wanted):
-                    bound = max(wanted, bound or 0)
+                case WantsBody(bound=bound, prefix=prefix):
+                    # One that must see the end of the body makes it needed whole.
+                    needs = NeedsBody(
+                        bound=max(bound, needs.bound if needs else 0), prefix=prefix and (needs is None or needs.prefix)
+                    )
                     continue
                 case NoMatch(near=name):
                     depth = NEARNESS.index(name) if name in NEARNESS else 0
             if near is None or (-depth, rule.id, op.id) < (-near.depth, near.rule.id, near.op.id):
                 near = _Near(depth=depth, rule=rule, op=op)
     candidates.sort(key=lambda candidate: candidate.key)
-    return candidates, bound, near
+    return candidates, needs, near
 
 
 def _nothing_matched(role: Role, near: _Near | None) -> Denied:
@@ -398,7 +402,7 @@ def _declared_too_large(facts: RequestFacts, restrictions: Restrictions) -> bool
         return False
     sizes = [int(value) for value in facts.header("content-length") if value.isascii() and value.isdigit()]
     if isinstance(facts.body, bytes):
-        sizes.append(len(facts.body))
+        sizes.append(len(facts.body))  # of a partial one what is known; the rest is bounded as it streams
     return any(size > restrictions.request_bytes for size in sizes)
 
 

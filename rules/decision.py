@@ -37,9 +37,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedsBody:
-    """The operation is in the body: read at most `bound` bytes and ask again with `facts.body` set."""
+    """The operation is in the body: read at most `bound` bytes and ask again with `facts.body` set.
+
+    With `prefix` a longer body is fine: its first `bound` bytes are asked with (`facts.partial`), the rest streams
+    behind them. Without it a longer body is refused.
+    """
 
     bound: int
+    prefix: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,8 @@ def deny_matches(rule: Rule, facts: RequestFacts, sandbox: Sandbox) -> bool:
     """Return whether the deny rule `rule` covers the request.
 
     Scheme, headers and body are not looked at, further query keys do not matter, an encoded slash counts as a
-    slash and a trailing slash as none, and an argument that the request does not state counts as bound.
+    slash and a trailing slash as none, and an argument that the request does not state counts as bound. Of several
+    values one that fits is enough.
     """
     destination = facts.destination
     if not rule.operations:
@@ -42,7 +43,8 @@ def deny_matches(rule: Rule, facts: RequestFacts, sandbox: Sandbox) -> bool:
             there = Destination(op.scheme, destination.host, op.port)
             answer = match_operation(wide, replace(facts, path=path, destination=there, body=None, has_body=False))
             if isinstance(answer, Matched) and (
-                rule.bind.keys() - answer.arguments.keys() or bind_arguments(rule, sandbox, answer.arguments)
+                rule.bind.keys() - answer.arguments.keys()
+                or bind_arguments(rule, sandbox, answer.arguments, every=False)
             ):
                 return True
     return False

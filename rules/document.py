@@ -21,8 +21,6 @@ VERSION = 1
 
 Json = dict[str, Any]
 
-_PREFIX = {"exact": "", "one": "*.", "many": "**."}
-
 
 def digest(document: Mapping[str, Any]) -> str:
     """Return the hex SHA-256 over the canonical JSON (sorted keys, no spaces, UTF-8) of `document`."""
@@ -31,8 +29,8 @@ def digest(document: Mapping[str, Any]) -> str:
 
 
 def encode_host(pattern: HostPattern) -> str:
-    """`x`, `*.x` or `**.x`; IPv6 literals without brackets."""
-    return _PREFIX[pattern.kind] + pattern.suffix
+    """HostPattern.text, which rules.compile.compile_host reads."""
+    return pattern.text
 
 
 def encode_path(pattern: PathPattern) -> Json:
@@ -52,10 +50,20 @@ def encode_operation(op: Operation) -> Json:
         else {name: None if values is None else list(values) for name, values in op.query.items()},
         "query_required": list(op.query_required),
         "request_headers": {name: list(values) for name, values in op.request_headers.items()},
+        "head": None
+        if op.head is None
+        else {"matcher": op.head.matcher, "params": _plain(op.head.params), "prefix": op.head.prefix},
         "body": None
         if op.body is None
-        else {"matcher": op.body.matcher, "bound": op.body.bound, "params": _plain(op.body.params)},
+        else {
+            "matcher": op.body.matcher,
+            "bound": op.body.bound,
+            "params": _plain(op.body.params),
+            "prefix": op.body.prefix,
+        },
         "arguments": dict(op.arguments),
+        "must_bind": list(op.must_bind),
+        "unbound": list(op.unbound),
         "fold": list(op.fold),
         "extra_request_headers": list(op.extra_request_headers),
         "native": op.native,

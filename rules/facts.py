@@ -56,6 +56,7 @@ class RequestFacts:
     """One request: the canonical tuple, the headers as received, and the body where an operation asked for it.
 
     `headers` keeps order and duplicates; names are lower case. `body` is None until a NeedsBody was answered.
+    `partial`: `body` is only the beginning of one that goes on, which a NeedsBody with `prefix` asks for.
     """
 
     method: str
@@ -66,6 +67,7 @@ class RequestFacts:
     body: bytes | BodyAttested | None = None
     has_body: bool = False
     upgrade: str | None = None
+    partial: bool = False
 
     @classmethod
     def build(

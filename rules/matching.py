@@ -1,9 +1,11 @@
 """Matching: is this attempt that operation, and with which arguments?
 
-1. The head comes first, cheapest facts first: host, port, scheme, method, path, query, required headers.
+1. The head comes first, cheapest facts first: host, port, scheme, method, path, query, required headers, then the
+   head matcher of a protocol where the operation has one.
 2. Then the body, where the operation lies in it: not read yet -> WantsBody; bytes -> the evaluator; attested
    by an executor -> only its word counts (the vault parses nothing that came from outside).
-3. Arguments are made from captures and from what the evaluator found; a rule binds them (`with:`).
+   With `prefix` it is asked for the first bytes only.
+3. Arguments are made from captures and from what head matcher and evaluator found; a rule binds them (`with:`).
 
 Anything unexpected is NoMatch: an evaluator that raises, a body over its bound, an unknown matcher.
 """
@@ -12,13 +14,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qsl, urlencode
 
+from rules.arguments import Pairs, Value, grouped, settled, values_of
 from rules.facts import BodyAttested, RequestFacts, Sandbox
-from rules.operations import EVALUATORS, LATER
+from rules.names import Host, InvalidName
+from rules.operations import EVALUATORS, HEAD_MATCHERS, LATER
 from rules.paths import CanonicalPath
-from rules.policy import Operation, PathPattern, Rule
+from rules.policy import HeadSpec, HostPattern, Operation, PathPattern, Rule
 from rules.shapes import SHAPES, lower_ascii
 
 Near = str
@@ -34,16 +38,17 @@ class NoMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantsBody:
-    """The head fits; at most `bound` bytes of body decide."""
+    """The head fits; at most `bound` bytes of body decide: the whole of it, or with `prefix` its first bytes."""
 
     bound: int
+    prefix: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
     """It is this operation. `arguments` holds only those that this attempt states."""
 
-    arguments: dict[str, str] = field(default_factory=dict)
+    arguments: dict[str, Value] = field(default_factory=dict)
 
 
 NEARNESS: tuple[Near, ...] = (
@@ -54,12 +59,13 @@ NEARNESS: tuple[Near, ...] = (
     "method",
     "query",
     "header",
+    "operation",
     "body",
     "argument",
     "later",
 )
-"""Checks in order: the later the one that failed, the more useful it is to tell the agent. `later`: recognised by
-its head, but its matcher is not built yet."""
+"""Checks in order: the later the one that failed, the more useful it is to tell the agent. `operation`: the head
+matcher. `later`: recognised by its head, but its matcher is not built yet."""
 
 
 class InvalidTemplate(ValueError):
@@ -69,7 +75,8 @@ class InvalidTemplate(ValueError):
 def match_operation(op: Operation, facts: RequestFacts) -> Matched | WantsBody | NoMatch:
     """Judge whether `facts` state the operation `op`. Never raises."""
     destination = facts.destination
-    if not any(pattern.matches(destination.host) for pattern in op.hosts):
+    labels = next((found for one in op.hosts if (found := one.captures(destination.host)) is not None), None)
+    if labels is None:
         return NoMatch(near="host")
     if destination.port != op.port:
         return NoMatch(near="port")
@@ -94,11 +101,20 @@ def match_operation(op: Operation, facts: RequestFacts) -> Matched | WantsBody |
         # Few origins read it, every one receives it: a way out that no read needs (RULINGS 4.7).
         return NoMatch(near="body")
     captures.update((f"query.{name}", value) for name, value in facts.query.pairs)
-    stated: Mapping[str, str] = {}
+    captures.update((f"host.{name}", label) for name, label in labels.items())
+    arguments: dict[str, Value] = {**_arguments(op, captures)}
+    if op.head is not None:
+        recognised = _recognise(op.head, facts)
+        if recognised is None or recognised.keys() & arguments.keys():
+            return NoMatch(near="operation")
+        arguments |= recognised
+    stated: Mapping[str, Value] = {}
     if op.body is not None:
+        if op.body.prefix and any(value.strip().lower() != "identity" for value in facts.header("content-encoding")):
+            return NoMatch(near="header")  # the beginning of a coded body is not the beginning that the origin reads
         match facts.body:
             case None:
-                return WantsBody(bound=op.body.bound)
+                return WantsBody(bound=op.body.bound, prefix=op.body.prefix)
             case BodyAttested():
                 attested = _attested(op.id, facts.body)
                 if attested is None:
@@ -109,10 +125,10 @@ def match_operation(op: Operation, facts: RequestFacts) -> Matched | WantsBody |
                 if evaluated is None:
                     return NoMatch(near="body")
                 stated = evaluated
-    arguments = _arguments(op, captures)
     if arguments.keys() & stated.keys():
         return NoMatch(near="argument")
-    return Matched(arguments={**arguments, **stated})
+    whole = settled({**arguments, **stated})
+    return NoMatch(near="argument") if whole is None else Matched(arguments=whole)
 
 
 def match_path(pattern: PathPattern, path: CanonicalPath) -> dict[str, str] | None:
@@ -189,9 +205,36 @@ def parse_path(template: str, *, encoded_slash: bool = False) -> PathPattern:
     )
 
 
-def bind_arguments(rule: Rule, sandbox: Sandbox, arguments: Mapping[str, str]) -> bool:
-    """True if every argument that `rule` binds is stated and fits one of its patterns.
+def parse_host_template(text: str) -> HostPattern:
+    """Return the pattern for `{bucket}.s3.{region}.amazonaws.com`: each `{name}` one whole label, the last two literal.
 
+    Raises InvalidTemplate.
+    """
+    names: list[str] = []
+    plain: list[str] = []
+    labels = text.split(".")
+    for label in labels:
+        capture = _HOST_CAPTURE.match(label)
+        plain.append("x" if capture else label)
+        names += [capture[1]] if capture else []
+    try:
+        canonical = Host.parse(".".join(plain))
+    except InvalidName:
+        raise InvalidTemplate("a host template is a host name in which {name} stands for whole labels") from None
+    if canonical.is_literal or canonical.text != ".".join(plain):
+        raise InvalidTemplate("a host template is written in lower case, as a host name")
+    if not names or len(set(names)) != len(names) or len(labels) < 3 or any("{" in label for label in labels[-2:]):
+        raise InvalidTemplate("a host template names each capture once, and its last two labels are literal")
+    return HostPattern(kind="template", suffix=text)
+
+
+def bind_arguments(
+    rule: Rule, sandbox: Sandbox, arguments: Mapping[str, Value], *, unbound: tuple[str, ...] = (), every: bool = True
+) -> bool:
+    """True if every argument that `rule` binds is stated, and all its values fit one of the patterns each.
+
+    `unbound` are the arguments that this request leaves to the ones that follow (Operation.unbound). Not `every`:
+    one value that fits is enough, as a deny rule reads them.
     A pattern is text, `*` (any run of characters inside one `/`-separated segment, at least one if alone) and
     `${sandbox.x}`. An argument that the attempt does not state, or an attribute that the sandbox does not have,
     never fits. Arguments that some operation of the rule marks as `fold` ignore ASCII case.
@@ -200,8 +243,13 @@ def bind_arguments(rule: Rule, sandbox: Sandbox, arguments: Mapping[str, str]) -
     for name, patterns in rule.bind.items():
         value = arguments.get(name)
         if value is None:
+            if name in unbound:
+                continue
             return False
-        if not any(_fits(pattern, value, sandbox, fold=name in folded) for pattern in patterns):
+        fits = (
+            any(_fits(pattern, item, sandbox, fold=name in folded) for pattern in patterns) for item in values_of(value)
+        )
+        if not (all(fits) if every else any(fits)):
             return False
     return True
 
@@ -214,17 +262,18 @@ def check_binding(pattern: str) -> None:
         raise InvalidTemplate("a binding substitutes only ${sandbox.name}")
 
 
-def attestation(operation: str, arguments: Mapping[str, str]) -> str:
+def attestation(operation: str, arguments: Pairs) -> str:
     """Return the entry of `BodyAttested.operations` by which an executor states an operation and its arguments.
 
     The plain operation id is an attestation without arguments.
     """
-    return f"{operation}?{urlencode(sorted(arguments.items()))}" if arguments else operation
+    return f"{operation}?{urlencode(sorted(arguments))}" if arguments else operation
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 _CAPTURE = re.compile(r"\{([a-z][a-z0-9_]{0,31})(?::([a-z][a-z0-9-]{0,31}))?\}\Z")
+_HOST_CAPTURE = re.compile(r"\{([a-z][a-z0-9_]{0,31})\}\Z")
 _NOT_LITERAL = re.compile(r"[{}*?#\\%;\x00-\x20\x7f]")
 _PLACE = re.compile(r"\{([a-z][a-z0-9_.]{0,63})\}")
 _SANDBOX = re.compile(r"\$\{sandbox\.([a-z][a-z0-9_]{0,63})\}")
@@ -267,27 +316,47 @@ def media_type(value: str) -> str:
     return value.partition(";")[0].strip().lower()
 
 
-def _evaluate(op: Operation, body: bytes, facts: RequestFacts) -> Mapping[str, str] | None:
+def _recognise(spec: HeadSpec, facts: RequestFacts) -> dict[str, Value] | None:
+    matcher = HEAD_MATCHERS.get(spec.matcher)
+    if matcher is None:
+        return None
+    if spec.prefix:
+        below = facts.path.below(spec.prefix)
+        if below is None:
+            return None
+        facts = replace(facts, path=below)
+    try:
+        found = matcher(spec.params, facts)
+        return None if found is None else settled(found)
+    except Exception:
+        return None
+
+
+def _evaluate(op: Operation, body: bytes, facts: RequestFacts) -> Mapping[str, Value] | None:
     assert op.body is not None
-    if len(body) > op.body.bound:
+    if op.body.prefix:
+        # The same bytes in every process, however much more of the body one of them holds.
+        facts = replace(facts, partial=facts.partial or len(body) > op.body.bound)
+        body = body[: op.body.bound]
+    elif facts.partial or len(body) > op.body.bound:
         return None
     evaluator = EVALUATORS.get(op.body.matcher)
     if evaluator is None:
         return None
     try:
-        return evaluator(op.body.params, body, facts)
+        found = evaluator(op.body.params, body, facts)
+        return None if found is None else settled(found)
     except Exception:
         return None
 
 
-def _attested(operation: str, attested: BodyAttested) -> Mapping[str, str] | None:
+def _attested(operation: str, attested: BodyAttested) -> Mapping[str, Value] | None:
     if operation in attested.operations:
         return {}
     for entry in attested.operations:
         name, question, rest = entry.partition("?")
         if name == operation and question:
-            pairs = parse_qsl(rest, keep_blank_values=True)
-            return dict(pairs) if len(dict(pairs)) == len(pairs) else None
+            return grouped(parse_qsl(rest, keep_blank_values=True))
     return None
 
 

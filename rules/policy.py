@@ -20,17 +20,43 @@ Sni = Literal["required", "optional"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPattern:
-    """`exact`, `*.x` (one label, apex excluded) or `**.x` (one or more labels). `suffix` is without the dots."""
+    """`exact`, `*.x` (one label, apex excluded), `**.x` (one or more labels), or the `template` of a service file.
 
-    kind: Literal["exact", "one", "many"]
+    `suffix` is without the dots; that of a template is the template: `{bucket}.s3.{region}.amazonaws.com`, where each
+    `{name}` is exactly one label.
+    """
+
+    kind: Literal["exact", "one", "many", "template"]
     suffix: str
 
     def matches(self, host: Host) -> bool:
         if self.kind == "exact":
             return host.text == self.suffix
+        if self.kind == "template":
+            return self.captures(host) is not None
         if host.is_literal or not host.text.endswith("." + self.suffix):
             return False
         return self.kind == "many" or "." not in host.text[: -len(self.suffix) - 1]
+
+    def captures(self, host: Host) -> dict[str, str] | None:
+        """The labels that a template takes from `host`, by name; None where it does not fit. {} for other kinds."""
+        if self.kind != "template":
+            return {} if self.matches(host) else None
+        wanted, given = self.suffix.split("."), host.text.split(".")
+        if host.is_literal or len(wanted) != len(given):
+            return None
+        found: dict[str, str] = {}
+        for label, text in zip(wanted, given, strict=True):
+            if label.startswith("{"):
+                found[label[1:-1]] = text
+            elif label != text:
+                return None
+        return found
+
+    @property
+    def text(self) -> str:
+        """As it is written: `x`, `*.x`, `**.x` or the template; IPv6 literals without brackets."""
+        return {"exact": "", "one": "*.", "many": "**.", "template": ""}[self.kind] + self.suffix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +134,26 @@ class DestinationDef:
 class BodySpec:
     """How an operation is recognised in a body. `matcher` names an evaluator in rules/operations/__init__.py.
 
-    `params` is that evaluator's own closed parameter value. `bound` is in bytes.
+    `params` is that evaluator's own closed parameter value. `bound` is in bytes. With `prefix` only the first `bound`
+    bytes are judged, and whatever follows them streams behind: what the operation is stands at the beginning.
     """
 
     matcher: str
     bound: int
     params: Mapping[str, Any] = field(default_factory=dict)
+    prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSpec:
+    """How an operation is recognised in a head beyond its paths. `matcher` names one of HEAD_MATCHERS.
+
+    `prefix` is the path of the `base` under which the service lies, "" for none: the matcher does not see it.
+    """
+
+    matcher: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +178,14 @@ class Operation:
 
     The value "" means that the header may be absent.
     """
+    head: HeadSpec | None = None
     body: BodySpec | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)
     """argument -> how it is made from captures: `{owner}/{repo}`; values are decoded text."""
+    must_bind: tuple[str, ...] = ()
+    """Arguments that every allow rule must bind: the host or account is everybody's (a policy error otherwise)."""
+    unbound: tuple[str, ...] = ()
+    """Arguments that this way of stating it leaves to the requests that follow (the discovery of a push)."""
     fold: tuple[str, ...] = ()
     """Arguments that ignore ASCII case when a rule binds them (repository names at GitHub)."""
     extra_request_headers: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import cast, get_args
 
 from rules import grammar
 from rules import operation_parts as parts
@@ -22,10 +22,11 @@ from rules.catalogue import ServiceDef
 from rules.denials import ANY_METHOD
 from rules.matching import parse_path
 from rules.names import RuleId
-from rules.operations import LATER
+from rules.operations import LATER, arguments_of
 from rules.policy import DestinationDef, Effect, HostPattern, Operation, Rule
 from rules.reader import Node, shown
 from rules.rule_terms import bound, shared
+from rules.service import head_arguments
 
 DEFAULT_TUNNEL_BYTES = 1 << 30
 DEFAULT_TUNNEL_SECONDS = 3600
@@ -144,15 +145,34 @@ def _service_rules(role: str, allow: bool, node: Node, around: Surroundings) -> 
             arguments = (
                 {argument for selector in selectors for argument in service.arguments(selector)}
                 if allow
-                else {argument for op in ops for argument in op.arguments}
+                else {argument for op in ops for argument in (*op.arguments, *head_arguments(op))}
             )
             base = bound(base, fields, arguments, allow=allow)
+            if allow:
+                _check_terms(base, selectors, fields)
         elif "with" in fields:
             fields["with"].fail("with: binds arguments of operations; name the operations")
         else:
             base = replace(base, hosts=_hosts_of(service))
         rules.append(shared(base, fields) if allow else _deny_extras(base, fields))
     return rules
+
+
+def _check_terms(rule: Rule, selectors: Sequence[str], fields: Mapping[str, Node]) -> None:
+    """What the catalogue asks of every allow rule: bindings of shared hosts, and care with what mints authority."""
+    for op in rule.operations:
+        node = fields.get("with", fields["operations"])
+        for name in op.must_bind:
+            if name not in rule.bind:
+                node.fail(f"{op.id}: this host is shared by everybody; with: must bind {name}")
+            if any(not pattern.replace("*", "").replace("/", "") for pattern in rule.bind[name]):
+                node.fail(f"{op.id}: this host is shared by everybody; a pattern for {name} needs more than *")
+        if op.effect == "mint" and "mint" in selectors:
+            fields["operations"].fail(f"{op.id} gives out authority; name it, operations: [mint] would take all")
+        if op.effect == "mint" and "credential" in fields:
+            fields["credential"].fail(
+                f"{op.id} answers with authority made from this credential: not served yet"
+            )
 
 
 def _service_names(node: Node, services: Mapping[str, ServiceDef]) -> list[str]:
@@ -192,21 +212,6 @@ def _hosts_of(service: ServiceDef) -> tuple[HostPattern, ...]:
     return tuple(dict.fromkeys(pattern for op in service.operations for pattern in op.hosts))
 
 
-def _arguments_of(op: Operation) -> set[str]:
-    names = set(op.arguments)
-    if op.body is not None and op.body.matcher == "json_fields":
-        names |= _json_arguments(op.body.params, "")
-    return names
-
-
-def _json_arguments(params: Mapping[str, Any], prefix: str) -> set[str]:
-    names: set[str] = set()
-    for key, spec in params.items():
-        path = prefix + key.removesuffix("?")
-        names |= _json_arguments(spec, path + ".") if isinstance(spec, Mapping) else {path}
-    return names
-
-
 # --- hand-written rules ---
 
 
@@ -236,8 +241,9 @@ def _hand_rule(role: str, node: Node, around: Surroundings) -> Rule:
         websocket=fields["websocket"].flag() if "websocket" in fields else False,
     )
     rule = Rule(id=RuleId(f"{role}/{name}"), action="allow", operations=(op,))
-    arguments = _arguments_of(op)
-    clash = captures & (_json_arguments(body.params, "") if body else set())
+    fields_stated = arguments_of(body.matcher, body.params) if body else frozenset()
+    arguments = captures | fields_stated
+    clash = captures & fields_stated
     if clash:
         fields["body"].fail(f"{', '.join(sorted(clash))}: a path capture and a body field share a name")
     rule = bound(rule, fields, arguments, allow=True)
@@ -314,7 +320,7 @@ _EVERY_PATH = (parse_path("/"), parse_path("/**"))
 
 
 def _default_name(hosts: Sequence[HostPattern]) -> str:
-    return "+".join({"exact": "", "one": "*.", "many": "**."}[pattern.kind] + pattern.suffix for pattern in hosts)
+    return "+".join(pattern.text for pattern in hosts)
 
 
 def _deny_extras(rule: Rule, fields: Mapping[str, Node]) -> Rule:

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from rules.arguments import Value
 from rules.matching import InvalidTemplate, parse_path
 from rules.names import Host, Scheme
+from rules.operations import arguments_of
 from rules.paths import CanonicalPath, InvalidTarget
-from rules.policy import BodySpec, Effect, HostPattern, Operation, PlaceholderSpec, Slot
+from rules.policy import BodySpec, Effect, HeadSpec, HostPattern, Operation, PlaceholderSpec, Slot
 
 EFFECTS: tuple[str, ...] = get_args(Effect)
 NATIVES = ("problem", "git", "npm", "pypi", "openai", "anthropic")
@@ -21,13 +23,25 @@ NATIVES = ("problem", "git", "npm", "pypi", "openai", "anthropic")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One place of a service: where it is, and where it lies under a `base` (None: nowhere)."""
+    """One place of a service: where it is, and where it lies under a `base` (None: nowhere).
+
+    `pattern` is exact, or a template for hosts that belong to many customers; then `tenant` names the argument that
+    says whose, and every allow rule must bind it.
+    """
 
     scheme: Scheme
-    host: Host
+    pattern: HostPattern
     port: int
     prefix: str
     mirror: str | None
+    tenant: str | None = None
+
+    @property
+    def host(self) -> Host | None:
+        """The one host, or None for a template."""
+        if self.pattern.kind != "exact":
+            return None
+        return Host.parse(f"[{self.pattern.suffix}]" if ":" in self.pattern.suffix else self.pattern.suffix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +51,7 @@ class CredentialSlot:
     kind: Literal["bearer", "basic", "header", "query"]
     slot: Slot
     authorities: tuple[tuple[str, int], ...]
-    """(host text, port)."""
+    """(host text, port). Empty where the service's hosts are templates: the operator lists them."""
     placeholder: PlaceholderSpec
     username: str | None = None
 
@@ -56,7 +70,7 @@ class ServiceTest:
     why: str
     operation: str = ""
     effect: str | None = None
-    arguments: Mapping[str, str] | None = None
+    arguments: Mapping[str, Value] | None = None
     near: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
@@ -77,8 +91,11 @@ class RequestDef:
     query: Mapping[str, tuple[str, ...] | None] | None
     query_required: tuple[str, ...]
     request_headers: Mapping[str, tuple[str, ...]]
+    head: HeadSpec | None
     body: BodySpec | None
     arguments: Mapping[str, str]
+    must_bind: tuple[str, ...]
+    unbound: tuple[str, ...]
     fold: tuple[str, ...]
     extra_request_headers: tuple[str, ...]
     placeholders_inert: bool
@@ -108,7 +125,9 @@ class ServiceDef:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        return tuple(dict.fromkeys(endpoint.host for endpoint in self.endpoints.values()))
+        """The exact ones; templates have none."""
+        found = (endpoint.host for endpoint in self.endpoints.values())
+        return tuple(dict.fromkeys(host for host in found if host is not None))
 
     @property
     def operation_names(self) -> tuple[str, ...]:
@@ -123,10 +142,17 @@ class ServiceDef:
 
     def arguments(self, selector: str) -> frozenset[str]:
         """The arguments that a rule may bind on `selector`."""
-        names = {name for op in self.select(selector) for name in op.arguments}
-        if any(op.body is not None and op.body.matcher.startswith("llm_") for op in self.select(selector)):
-            names.add("model")
+        names: set[str] = set()
+        for op in self.select(selector):
+            names |= op.arguments.keys() | head_arguments(op)
+            if op.body is not None:
+                names |= arguments_of(op.body.matcher, op.body.params)
         return frozenset(names)
+
+
+def head_arguments(op: Operation) -> frozenset[str]:
+    """The arguments that the operation's head matcher may state."""
+    return frozenset() if op.head is None else arguments_of(op.head.matcher, op.head.params)
 
 
 def put_hosts_in(service: ServiceDef) -> ServiceDef:
@@ -136,20 +162,21 @@ def put_hosts_in(service: ServiceDef) -> ServiceDef:
     for request in service.requests:
         if request.when == "mirror" and service.like is None:
             continue
-        # One operation for each (scheme, port, prefix): hosts that share them are one place in several spellings.
-        places: dict[tuple[Scheme, int, str], list[Host]] = {}
+        # One operation for each (scheme, port, prefix, tenant): hosts that share them are one place, spelt differently.
+        places: dict[tuple[Scheme, int, str, str | None], list[HostPattern]] = {}
         for key in request.at:
             endpoint = service.endpoints.get(key)
             if endpoint is not None:
-                places.setdefault((endpoint.scheme, endpoint.port, endpoint.prefix), []).append(endpoint.host)
-        for (scheme, port, prefix), hosts in places.items():
+                place = (endpoint.scheme, endpoint.port, endpoint.prefix, endpoint.tenant)
+                places.setdefault(place, []).append(endpoint.pattern)
+        for (scheme, port, prefix, tenant), hosts in places.items():
             count = used[request.operation] = used.get(request.operation, 0) + 1
             suffix = "" if count == 1 else f"#{count}"
             operations.append(
                 Operation(
                     id=f"{service.name}/{request.operation}{suffix}",
                     effect=request.effect,
-                    hosts=tuple(HostPattern(kind="exact", suffix=host.text) for host in hosts),
+                    hosts=tuple(hosts),
                     port=port,
                     scheme=scheme,
                     methods=request.methods,
@@ -159,8 +186,11 @@ def put_hosts_in(service: ServiceDef) -> ServiceDef:
                     query=request.query,
                     query_required=request.query_required,
                     request_headers=request.request_headers,
+                    head=None if request.head is None else replace(request.head, prefix=prefix),
                     body=request.body,
                     arguments=request.arguments,
+                    must_bind=tuple(dict.fromkeys((*request.must_bind, *([tenant] if tenant else [])))),
+                    unbound=request.unbound,
                     fold=request.fold,
                     extra_request_headers=request.extra_request_headers,
                     native=request.native,
@@ -173,8 +203,9 @@ def put_hosts_in(service: ServiceDef) -> ServiceDef:
     credential = service.credential
     if credential is not None:
         places_of = (service.endpoints.get(key) for key in service.credential_at)
-        authorities = dict.fromkeys((place.host.text, place.port) for place in places_of if place is not None)
-        credential = replace(credential, authorities=tuple(authorities)) if authorities else None
+        places_known = [place for place in places_of if place is not None]
+        authorities = dict.fromkeys((place.host.text, place.port) for place in places_known if place.host is not None)
+        credential = replace(credential, authorities=tuple(authorities)) if places_known else None
     return replace(service, operations=tuple(operations), credential=credential)
 
 

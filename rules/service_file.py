@@ -24,11 +24,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from rules.matching import InvalidTemplate, parse_path
+from rules.arguments import Value
+from rules.matching import InvalidTemplate, parse_host_template, parse_path
 from rules.names import Host, InvalidName, Scheme
-from rules.operations import LATER, check_params
+from rules.operations import LATER, arguments_of, check_head_params, check_params
 from rules.placeholders import InvalidShape, check_shape
-from rules.policy import BodySpec, Effect, PlaceholderSpec, Slot
+from rules.policy import BodySpec, Effect, HeadSpec, HostPattern, PlaceholderSpec, Slot
 from rules.service import (
     EFFECTS,
     NATIVES,
@@ -44,6 +45,8 @@ from rules.yaml12 import Marks, Path, Problem, YamlError, load
 
 MAX_BOUND = 32 << 20
 """Bytes of a body that may be judged; larger operations are recognised by their head."""
+MAX_PREFIX = 1 << 20
+"""Bytes of the beginning of a body that may be judged."""
 
 
 class CatalogueError(YamlError):
@@ -61,6 +64,7 @@ _OPERATION_KEYS = (
     "effect",
     "why",
     "arguments",
+    "bind",
     "fold",
     "headers",
     "placeholders",
@@ -69,7 +73,22 @@ _OPERATION_KEYS = (
     "later",
     "native",
 )
-_REQUEST_KEYS = ("at", "when", "methods", "paths", "encoded_slash", "query", "required", "require", "body", "arguments")
+_REQUEST_KEYS = (
+    "at",
+    "when",
+    "methods",
+    "paths",
+    "encoded_slash",
+    "query",
+    "required",
+    "require",
+    "match",
+    "body",
+    "arguments",
+    "unbound",
+)
+_NEEDED = ("at", "methods", "paths")
+_EVERY_PATH = ("/", "/**")
 _TEST_KEYS = ("allow", "deny", "operation", "effect", "arguments", "near", "headers", "body", "why")
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -128,13 +147,19 @@ class _Parser:
         for key, item in self.mapping(value, path).items():
             where = (*path, key)
             entry = self.mapping(item, where)
-            self.keys(entry, where, ("host", "scheme", "port", "mirror"), ("host",))
+            self.keys(entry, where, ("host", "scheme", "port", "mirror", "tenant"), ("host",))
             mirror = entry.get("mirror")
+            text = self.text(entry.get("host"), (*where, "host"))
             try:
-                host = Host.parse(self.text(entry.get("host"), (*where, "host")))
-            except InvalidName as error:
+                pattern = (
+                    parse_host_template(text)
+                    if "{" in text
+                    else HostPattern(kind="exact", suffix=Host.parse(text).text)
+                )
+            except (InvalidName, InvalidTemplate) as error:
                 self.problem((*where, "host"), str(error))
                 continue
+            tenant = self.text(entry["tenant"], (*where, "tenant")) if "tenant" in entry else None
             if mirror is not None and (not isinstance(mirror, str) or not is_plain_prefix(mirror)):
                 self.problem((*where, "mirror"), "a mirror is a path prefix without a slash at its end")
                 mirror = None
@@ -144,7 +169,7 @@ class _Parser:
             if not isinstance(port, int) or not 0 < port < 65536:
                 self.problem((*where, "port"), "not a port")
                 port = 443
-            found[key] = Endpoint(scheme=scheme, host=host, port=port, prefix="", mirror=mirror)
+            found[key] = Endpoint(scheme=scheme, pattern=pattern, port=port, prefix="", mirror=mirror, tenant=tenant)
         return found
 
     def credential(
@@ -200,9 +225,14 @@ class _Parser:
         for index, item in enumerate(items):
             where: Path = (*path, "requests", index)
             request = self.mapping(item, where)
-            self.keys(request, where, _REQUEST_KEYS, ("at", "methods", "paths"))
+            self.keys(request, where, _REQUEST_KEYS, ("at", "methods") if "match" in request else _NEEDED)
             encoded_slash = self.flag(request, where, "encoded_slash")
-            paths = self.paths(request.get("paths"), (*where, "paths"), encoded_slash)
+            head = self.head(request.get("match"), (*where, "match"))
+            paths = (
+                self.paths(request.get("paths"), (*where, "paths"), encoded_slash)
+                if "paths" in request or head is None
+                else _EVERY_PATH
+            )
             query, required = self.query(request, where)
             arguments = (
                 self.strings(request["arguments"], (*where, "arguments"))
@@ -211,11 +241,22 @@ class _Parser:
             )
             self.known_captures(arguments, paths, (*where, "paths"))
             body = BodySpec(matcher=LATER, bound=0) if later else self.body(request.get("body"), (*where, "body"))
+            at = self.at(request.get("at"), (*where, "at"), endpoints)
+            must_bind = self.names(entry.get("bind"), (*path, "bind"), lower=False)
+            unbound = self.names(request.get("unbound"), (*where, "unbound"), lower=False)
+            stated = set(arguments)
+            for matcher in (spec for spec in (head, body) if spec is not None):
+                stated |= arguments_of(matcher.matcher, matcher.params)
+            needed = {*must_bind, *(tenant for key in at if (tenant := endpoints[key].tenant) is not None)}
+            if not needed <= stated:
+                self.problem(where, "an argument that rules must bind is not stated by this request")
+            if {*unbound} & {*needed, *stated}:
+                self.problem((*where, "unbound"), "what must be bound, or is stated here, cannot be left open")
             requests.append(
                 RequestDef(
                     operation=name,
                     effect=effect,
-                    at=self.at(request.get("at"), (*where, "at"), endpoints),
+                    at=at,
                     when=cast(
                         "Any", self.choice(request.get("when", "both"), (*where, "when"), ("both", "public", "mirror"))
                     ),
@@ -228,8 +269,11 @@ class _Parser:
                     query=query,
                     query_required=required,
                     request_headers=self.required_headers(request.get("require"), (*where, "require")),
+                    head=head,
                     body=body,
                     arguments=arguments,
+                    must_bind=must_bind,
+                    unbound=unbound,
                     fold=self.names(entry.get("fold"), (*path, "fold")),
                     extra_request_headers=tuple(dict.fromkeys((*common, *own))),
                     placeholders_inert=inert == "inert",
@@ -258,7 +302,8 @@ class _Parser:
         for template in paths:
             captured = set(parse_path(template).names)
             for argument in arguments.values():
-                places = {part.partition("}")[0] for part in argument.split("{")[1:] if not part.startswith("query.")}
+                written = (part.partition("}")[0] for part in argument.split("{")[1:])
+                places = {place for place in written if not place.startswith(("query.", "host."))}
                 if places & captured and not places <= captured:
                     self.problem(path, "a path yields only a part of an argument")
 
@@ -287,11 +332,25 @@ class _Parser:
             for name, entry in self.mapping(value, path).items()
         }
 
+    def head(self, value: Any, path: Path) -> HeadSpec | None:
+        if value is None:
+            return None
+        entry = self.mapping(value, path)
+        self.keys(entry, path, ("matcher", "params"), ("matcher",))
+        matcher = self.text(entry.get("matcher"), (*path, "matcher"))
+        params = self.mapping(entry.get("params", {}), (*path, "params"))
+        try:
+            check_head_params(matcher, params)
+        except ValueError as error:
+            self.problem((*path, "matcher"), str(error))
+        return HeadSpec(matcher=matcher, params=params)
+
     def body(self, value: Any, path: Path) -> BodySpec | None:
         if value is None:
             return None
         entry = self.mapping(value, path)
-        self.keys(entry, path, ("matcher", "bound", "params"), ("matcher", "bound"))
+        self.keys(entry, path, ("matcher", "bound", "params", "prefix"), ("matcher", "bound"))
+        prefix = self.flag(entry, path, "prefix")
         bound = entry.get("bound")
         if not isinstance(bound, int) or isinstance(bound, bool) or not 0 < bound <= MAX_BOUND:
             self.problem((*path, "bound"), "a bound is a number of bytes up to 32 MiB")
@@ -302,7 +361,9 @@ class _Parser:
             check_params(matcher, params)
         except ValueError as error:
             self.problem((*path, "matcher"), str(error))
-        return BodySpec(matcher=matcher, bound=bound, params=params)
+        if prefix and bound > MAX_PREFIX:
+            self.problem((*path, "bound"), "a prefix is at most 1 MiB")
+        return BodySpec(matcher=matcher, bound=bound, params=params, prefix=prefix)
 
     def test(self, value: Any, path: Path, names: set[str], test_headers: tuple[tuple[str, str], ...]) -> ServiceTest:
         entry = self.mapping(value, path)
@@ -332,7 +393,7 @@ class _Parser:
             why=self.text(entry.get("why"), (*path, "why")),
             operation=operation,
             effect=entry.get("effect"),
-            arguments=self.strings(entry["arguments"], (*path, "arguments")) if "arguments" in entry else None,
+            arguments=self.values(entry["arguments"], (*path, "arguments")) if "arguments" in entry else None,
             near=entry.get("near"),
             headers=headers,
             body=None if body is None else _test_body(body),
@@ -398,6 +459,18 @@ class _Parser:
         if value is None:
             return {}
         return {key: self.text(item, (*path, key)) for key, item in self.mapping(value, path).items()}
+
+    def values(self, value: Any, path: Path) -> dict[str, Value]:
+        """Text, or a list of texts for an argument with several values."""
+        found: dict[str, Value] = {}
+        for key, item in self.mapping(value, path).items():
+            where = (*path, key)
+            if isinstance(item, list):
+                several = tuple(self.text(entry, (*where, index)) for index, entry in enumerate(item))
+                found[key] = tuple(sorted(set(several)))
+            else:
+                found[key] = self.text(item, where)
+        return found
 
     def header_pairs(self, value: Any, path: Path) -> tuple[tuple[str, str], ...]:
         return tuple((name.lower(), text) for name, text in self.strings(value, path).items())

@@ -27,6 +27,8 @@ SILENCE_SECONDS = 2.0
 """A process that hears nothing from the vault for this long stops accepting and cuts everything."""
 
 _SHORT = 512
+_ATTESTED = 128 << 10
+"""Bytes of one attested operation with its arguments, percent-encoded (rules.arguments.MAX_CHARACTERS)."""
 _SENTENCE = 16 * 1024
 _PEM = 64 * 1024
 _SECRET = 64 * 1024
@@ -303,7 +305,7 @@ def encode(message: Message) -> bytes:
             kind = 69
             w.number(message.id).data(message.sealed, MAX_TO_VAULT).flag(message.attested is not None)
             if message.attested is not None:
-                w.texts(sorted(message.attested.operations), 256, _SHORT).data(message.attested.sha256, 32)
+                w.texts(sorted(message.attested.operations), 256, _ATTESTED).data(message.attested.sha256, 32)
         case Done():
             kind = 70
             w.number(message.id).flag(message.sent).number(message.status, 2)
@@ -336,7 +338,7 @@ def decode_to_vault(frame: Frame) -> ToVault:
         case 69:
             number, sealed, attested = r.number(), r.data(MAX_TO_VAULT), None
             if r.flag():
-                attested = BodyAttested(operations=frozenset(r.texts(256, _SHORT)), sha256=r.data(32))
+                attested = BodyAttested(operations=frozenset(r.texts(256, _ATTESTED)), sha256=r.data(32))
                 if len(attested.sha256) != 32:
                     raise WireError("a digest has a wrong length")
             message = Open(id=number, sealed=sealed, attested=attested)

@@ -7,6 +7,7 @@ from typing import Any, assert_never
 from urllib.parse import urlsplit
 
 from broker.errors import BrokerError
+from rules import arguments
 from rules.decide import decide_request
 from rules.decision import Denied, Held, NeedsBody, Permit
 from rules.facts import FactsRefused, RequestFacts, Sandbox
@@ -57,7 +58,7 @@ def explain(
                 "rule": decision.rule,
                 "operation": decision.operation,
                 "approval": decision.approval,
-                "arguments": dict(decision.arguments),
+                "arguments": arguments.shown(decision.arguments),
             }
         case NeedsBody():
             return {"decision": "needs-body", "bound": decision.bound}
@@ -69,6 +70,6 @@ def explain(
                 "operation": decision.operation,
                 "effect": decision.effect,
                 "credential": decision.credential,
-                "arguments": dict(decision.arguments),
+                "arguments": arguments.shown(decision.arguments),
             }
     assert_never(decision)

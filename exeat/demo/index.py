@@ -37,15 +37,16 @@ def find_index(configured: str | None, shop_port: int) -> Index:
 
     Blocks. Where its addresses are not public ones (a mirror, a test network), the policy says so as a user would.
     """
-    public = next(place for place in builtin_services()["pypi"].endpoints.values() if place.mirror == "")
-    base = (configured or f"https://{public.host}/simple").rstrip("/").removesuffix("/simple")
+    places = builtin_services()["pypi"].endpoints.values()
+    public = next(place.pattern.text for place in places if place.mirror == "")
+    base = (configured or f"https://{public}/simple").rstrip("/").removesuffix("/simple")
     try:
         with urllib.request.urlopen(f"{base}/simple/{REAL_PACKAGE}/", timeout=_SECONDS) as answer:  # noqa: S310
             if answer.status != 200:
                 raise OSError(f"it answered {answer.status}")
         hosts = {urlsplit(base).hostname or ""}
-        if urlsplit(base).hostname == public.host.text:
-            hosts |= {place.host.text for place in builtin_services()["pypi"].endpoints.values()}
+        if urlsplit(base).hostname == public:
+            hosts |= {place.pattern.text for place in places}
             block, service = "", "pypi"
         else:
             block, service = f"services:\n  index: {{like: pypi, base: {base}}}\n", "index"

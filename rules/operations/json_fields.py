@@ -34,13 +34,26 @@ def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Map
         value = load(body, depth=16, nodes=10_000)
     except InvalidJson:
         return None
-    arguments: dict[str, str] = {}
-    return arguments if _object_fits(params, value, "", arguments) else None
+    found: dict[str, str] = {}
+    return found if _object_fits(params, value, "", found) else None
 
 
 def check(params: Mapping[str, Any]) -> None:
     """Raise ValueError with a fixed sentence unless `params` are well formed. Called when policy is loaded."""
     _check(params, 0)
+
+
+def arguments(params: Mapping[str, Any]) -> frozenset[str]:
+    """The arguments that a body of these `params` may state."""
+    return frozenset(_names(params, ""))
+
+
+def _names(params: Mapping[str, Any], prefix: str) -> set[str]:
+    names: set[str] = set()
+    for field, spec in params.items():
+        path = prefix + field.removesuffix("?")
+        names |= _names(spec, path + ".") if isinstance(spec, Mapping) else {path}
+    return names
 
 
 def _check(params: Any, depth: int) -> None:
