@@ -13,6 +13,7 @@ from typing import Any, cast, get_args
 from rules.document import VERSION, digest
 from rules.matching import InvalidTemplate, check_binding, parse_host_template, parse_path
 from rules.names import CredentialRef, Host, InvalidName, RuleId, Scheme
+from rules.operations import prepare
 from rules.placeholders import InvalidShape, check_shape
 from rules.policy import (
     BodySpec,
@@ -231,6 +232,7 @@ def _body(value: Any) -> BodySpec:
     whole = _fields(value, "body", "matcher bound params prefix")
     if not isinstance(whole["params"], dict):
         raise DocumentFault("params is not an object")
+    prepare(whole["matcher"])
     return BodySpec(
         matcher=_text(whole["matcher"], "matcher"),
         bound=_natural(whole["bound"], "bound"),

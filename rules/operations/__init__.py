@@ -20,7 +20,7 @@ from typing import Any
 
 from rules.arguments import Value
 from rules.facts import RequestFacts
-from rules.operations import anthropic, json_fields, openai
+from rules.operations import anthropic, cohere, crates_index, gemini, go_module, graphql, json_fields, jsonrpc, maven, mcp, openai, s3
 
 Evaluator = Callable[[Mapping[str, Any], bytes, RequestFacts], Mapping[str, Value] | None]
 HeadMatcher = Callable[[Mapping[str, Any], RequestFacts], Mapping[str, Value] | None]
@@ -35,37 +35,70 @@ def _later(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Mappi
 
 EVALUATORS: Mapping[str, Evaluator] = {
     LATER: _later,
+    "graphql": graphql.evaluate,
     "json_fields": json_fields.evaluate,
+    "jsonrpc": jsonrpc.evaluate,
     "llm_anthropic": anthropic.evaluate,
+    "llm_cohere_chat": cohere.evaluate_chat,
+    "llm_cohere_embed": cohere.evaluate_embed,
+    "llm_cohere_rerank": cohere.evaluate_rerank,
+    "llm_gemini_count": gemini.evaluate_count,
+    "llm_gemini_embed": gemini.evaluate_embed,
+    "llm_gemini_generate": gemini.evaluate_generate,
     "llm_openai_chat": openai.evaluate_chat,
     "llm_openai_responses": openai.evaluate_responses,
     "llm_openai_embeddings": openai.evaluate_embeddings,
+    "mcp": mcp.evaluate,
 }
 """Matcher name -> evaluator."""
 
 _MODEL = frozenset({"model"})
 
-HEAD_MATCHERS: Mapping[str, HeadMatcher] = {}
+HEAD_MATCHERS: Mapping[str, HeadMatcher] = {
+    "crates_index": crates_index.head,
+    "go_module": go_module.head,
+    "maven": maven.head,
+    "s3": s3.match,
+}
 """Matcher name -> head matcher. The names of both registries differ."""
 
 ARGUMENTS: Mapping[str, Callable[[Mapping[str, Any]], frozenset[str]]] = {
+    "crates_index": lambda params: frozenset({"crate"}),
+    "go_module": lambda params: frozenset({"module", "version"}),
+    "graphql": graphql.arguments,
     "json_fields": json_fields.arguments,
+    "jsonrpc": jsonrpc.arguments,
     "llm_anthropic": lambda params: _MODEL,
-    "llm_openai_chat": lambda params: _MODEL,
-    "llm_openai_responses": lambda params: _MODEL,
-    "llm_openai_embeddings": lambda params: _MODEL,
+    "llm_cohere_chat": lambda params: _MODEL,
+    "llm_cohere_embed": lambda params: _MODEL,
+    "llm_cohere_rerank": lambda params: _MODEL,
+    "llm_openai_chat": openai.arguments,
+    "llm_openai_responses": openai.arguments,
+    "llm_openai_embeddings": openai.arguments,
+    "maven": lambda params: frozenset({"package", "version"}),
+    "mcp": mcp.arguments,
+    "s3": s3.arguments,
 }
 """Matcher name -> the arguments that it may state under these parameters."""
 
-_CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {"json_fields": json_fields.check}
+_CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
+    "crates_index": crates_index.check,
+    "go_module": go_module.check,
+    "graphql": graphql.check,
+    "json_fields": json_fields.check,
+    "llm_openai_chat": openai.check,
+    "llm_openai_responses": openai.check,
+    "llm_openai_embeddings": openai.check,
+    "maven": maven.check,
+    "jsonrpc": jsonrpc.check,
+    "mcp": mcp.check,
+    "s3": s3.check,
+}
 """Matchers whose parameters need more than names; each raises ValueError with a fixed sentence."""
 
 _PARAMS: Mapping[str, frozenset[str]] = {
     LATER: frozenset(),
     "llm_anthropic": frozenset({"betas", "count"}),
-    "llm_openai_chat": frozenset({"betas"}),
-    "llm_openai_responses": frozenset({"betas"}),
-    "llm_openai_embeddings": frozenset({"betas"}),
 }
 
 
@@ -83,6 +116,12 @@ def arguments_of(matcher: str, params: Mapping[str, Any]) -> frozenset[str]:
     """The arguments that a matcher of either registry may state."""
     stated = ARGUMENTS.get(matcher)
     return frozenset() if stated is None else stated(params)
+
+
+def prepare(matcher: str) -> None:
+    """Load what `matcher` needs, so that the first request does not wait for it. Called when a policy is compiled."""
+    if matcher == "graphql":
+        graphql.prepare()
 
 
 def _check(registry: Mapping[str, object], matcher: str, params: Mapping[str, Any]) -> None:
