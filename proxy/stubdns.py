@@ -105,15 +105,21 @@ class _Table:
         return self._queries <= QUERIES_PER_SECOND
 
 
-def answerer(names: StubNames, sandbox: str, seconds: Callable[[], float]) -> Callable[[bytes], bytes | None]:
+def answerer(
+    names: StubNames, sandbox: str, seconds: Callable[[], float], exists: Callable[[Host], bool]
+) -> Callable[[bytes], bytes | None]:
     """The stub resolver of one sandbox: query bytes in, answer bytes out, or None for silence.
 
-    `seconds` is a clock that never goes back.
+    `seconds` is a clock that never goes back. `exists` says whether there is such a name in that sandbox (the role's
+    `dns:`); it may raise wire.dns.Unknown.
     """
+
+    def address_of(host: Host) -> str | None:
+        return names.address_of(sandbox, host) if exists(host) else None
 
     def reply(query: bytes) -> bytes | None:
         if not names.within(sandbox, seconds()):
             return None
-        return answer(query, lambda host: names.address_of(sandbox, host))
+        return answer(query, address_of)
 
     return reply

@@ -19,6 +19,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Literal
 
 import uvloop
@@ -61,8 +62,10 @@ from proxy.vaultchannel import VaultChannel
 from rules.decide import decide_tunnel
 from rules.decision import TunnelPermit
 from rules.facts import TunnelFacts
-from rules.names import SandboxId
+from rules.lookup import name_exists
+from rules.names import Host, SandboxId
 from wire.control import MAX_FROM_VAULT, Cut
+from wire.dns import Unknown
 
 PROCESS: Final = "worker"
 REFUSAL_CONTEXTS: Final = 100
@@ -228,6 +231,17 @@ class Room:
         await self.gate.settled(SETTLE_SECONDS)
         await self.gate.abandon("shutting-down")
         await self.pool.close()
+
+    def name_exists(self, sandbox: str, host: Host) -> bool:
+        """Whether the stub resolver of `sandbox` has an address for `host`. Raises wire.dns.Unknown."""
+        try:
+            snapshot = self.directory.snapshot()
+        except DirectoryUnavailable:
+            raise Unknown from None
+        registered = snapshot.sandboxes.get(SandboxId(sandbox))
+        if registered is None:
+            raise Unknown
+        return name_exists(snapshot.policy, registered.sandbox, host, self.clock.wall())
 
     def _pooled_allowed(self, snapshot: Snapshot, key: PoolKey) -> bool:
         registered = snapshot.sandboxes.get(SandboxId(key.target.sandbox))
@@ -427,7 +441,8 @@ class Worker:
 
         if listener.use.startswith("dns-") and not self._room.names.admit(listener.sandbox):
             complain(PROCESS, "too many sandboxes have a stub resolver; this one looks up nothing")
-        stub = answerer(self._room.names, listener.sandbox, self._room.clock.boot)
+        exists = partial(self._room.name_exists, listener.sandbox)
+        stub = answerer(self._room.names, listener.sandbox, self._room.clock.boot, exists)
         stub_streams = StreamAnswers(stub)
 
         async def accepted(stream: SocketStream) -> None:

@@ -19,6 +19,7 @@ from rules.policy import (
     BodySpec,
     CredentialDef,
     DestinationDef,
+    Dns,
     Effect,
     HeadSpec,
     HostPattern,
@@ -86,7 +87,7 @@ def _policy(document: Mapping[str, Any]) -> Policy:
 
 
 def _role(name: str, value: Any, operations: Mapping[str, Operation]) -> Role:
-    whole = _fields(value, "role", "message boundary rules")
+    whole = _fields(value, "role", "message boundary dns rules")
     rules = tuple(
         sorted((_rule(item, operations) for item in _items(whole["rules"], "rules")), key=lambda rule: rule.id)
     )
@@ -106,6 +107,7 @@ def _role(name: str, value: Any, operations: Mapping[str, Operation]) -> Role:
         rules=rules,
         message=_text(whole["message"], "message"),
         boundary_external=_optional_text(whole["boundary"], "boundary"),
+        dns=cast("Dns", _one_of(whole["dns"], get_args(Dns), "dns")),
         exact={host: tuple(found) for host, found in exact.items()},
         wild=tuple(wild),
     )

@@ -5,7 +5,7 @@ The vault parses files once and hands the document on, so workers and executors 
 A document holds no secret and no reference to one. Its digest names the policy in every record.
 
     {"version": 1, "basis": {...}, "operations": {id: op}, "credentials": {name: ...}, "destinations": {host: ...},
-     "roles": {name: {"message", "boundary", "rules": [{"id", "action", "operations": [op id], ...}]}}}
+     "roles": {name: {"message", "boundary", "dns", "rules": [{"id", "action", "operations": [op id], ...}]}}}
 """
 
 from __future__ import annotations

@@ -315,6 +315,7 @@ def _document(
             name: {
                 "message": role.message,
                 "boundary": role.boundary,
+                "dns": role.dns,
                 "rules": [encode_rule(entry.rule) for entry in sorted(role.rules, key=lambda entry: entry.rule.id)],
             }
             for name, role in sorted(roles.items())

@@ -16,6 +16,7 @@ from rules.names import CredentialRef, Destination, Host, RuleId, Scheme
 
 Effect = Literal["read", "write", "mint", "execute", "disclose"]
 Sni = Literal["required", "optional"]
+Dns = Literal["synthetic", "strict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +239,8 @@ class Role:
     """`everyone` deny rules included."""
     message: str = ""
     boundary_external: str | None = None
+    dns: Dns = "synthetic"
+    """`strict`: names that no rule of this role could permit do not exist in its sandboxes."""
     exact: Mapping[str, tuple[Rule, ...]] | None = None
     """Host index made by rules.compile: exact host text -> its rules. None (hand-made roles): look at every rule."""
     wild: tuple[Rule, ...] = ()

@@ -23,7 +23,7 @@ from rules.denials import ANY_METHOD
 from rules.matching import parse_path
 from rules.names import RuleId
 from rules.operations import LATER, arguments_of
-from rules.policy import DestinationDef, Effect, HostPattern, Operation, Rule
+from rules.policy import DestinationDef, Dns, Effect, HostPattern, Operation, Rule
 from rules.reader import Node, shown
 from rules.rule_terms import bound, shared
 from rules.service import head_arguments
@@ -50,6 +50,7 @@ class WrittenRole:
     include: list[Node] = field(default_factory=list)
     message: str = ""
     boundary: str | None = None
+    dns: Dns = "synthetic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Surroundings:
 
 def read_role(name: str, node: Node, around: Surroundings) -> WrittenRole:
     """Return the role; rules that cannot be read are noted and left out (the whole policy is refused anyway)."""
-    fields = node.fields("", "allow deny include message boundary")
+    fields = node.fields("", "allow deny include message boundary dns")
     role = WrittenRole(name=name, node=node)
     if not fields.keys() & {"allow", "deny", "include"}:
         node.note("the role says nothing: write allow: [] to mean that it permits nothing")
@@ -75,6 +76,8 @@ def read_role(name: str, node: Node, around: Surroundings) -> WrittenRole:
         inner = fields["boundary"].fields("external reason")
         inner["reason"].text()
         role.boundary = inner["external"].text()
+    if "dns" in fields:
+        role.dns = cast("Dns", fields["dns"].word(get_args(Dns)))
     return role
 
 

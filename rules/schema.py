@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from rules.catalogue import builtin_services
 from rules.credentials_file import KINDS
-from rules.policy import Effect, Sni
+from rules.policy import Dns, Effect, Sni
 from rules.reasons import REASONS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -59,6 +59,7 @@ def json_schema() -> Schema:
             "include": _WORDS,
             "message": _TEXT,
             "boundary": _object({"external": _TEXT, "reason": _TEXT}, "external reason"),
+            "dns": {"enum": list(get_args(Dns))},
         }
     )
     service = _object({"like": {"enum": sorted(builtin_services())}, "base": {"type": "string"}}, "like base")

@@ -4,7 +4,8 @@ Rules (RULINGS 5.7):
 - Exactly one question of class IN, opcode QUERY; anything else is answered FORMERR, NOTIMP or not at all.
 - A gets the address that the caller's table gives for that name; AAAA and every other type get NODATA (NOERROR and
   no answer), so that clients fall back to A at once.
-- A name that is not a canonical host name gets NXDOMAIN; so does every name that the table refuses.
+- A name that is not a canonical host name gets NXDOMAIN; so does every name that the table refuses, whatever the type.
+- Where the table cannot say (Unknown), SERVFAIL: clients ask again, and nobody remembers an answer.
 - Answers are built here; nothing of the query but its id, its RD flag and its question comes back (I29).
 """
 
@@ -29,10 +30,14 @@ TTL = 30
 """Seconds; short, because an address belongs to a name only while the table remembers it."""
 
 
+class Unknown(Exception):
+    """Whether a name exists cannot be said now."""
+
+
 def answer(query: bytes, address_of: Callable[[Host], str | None]) -> bytes | None:
     """Return the answer to `query` in wire form, or None when there is nothing to say. Never raises.
 
-    `address_of` gives the synthetic IPv4 address of a name, or None for NXDOMAIN.
+    `address_of` gives the synthetic IPv4 address of a name, or None for NXDOMAIN. It may raise Unknown.
     """
     if not 12 <= len(query) <= MAX_QUERY:
         return None
@@ -56,6 +61,9 @@ def answer(query: bytes, address_of: Callable[[Host], str | None]) -> bytes | No
         address = None if host.is_literal else address_of(host)
     except (InvalidName, UnicodeError):
         address = None
+    except Unknown:
+        reply.set_rcode(dns.rcode.SERVFAIL)
+        return reply.to_wire()
     if address is None:
         reply.set_rcode(dns.rcode.NXDOMAIN)
     elif question.rdtype == dns.rdatatype.A:

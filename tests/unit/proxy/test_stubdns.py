@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dns.message
+import dns.rcode
 
 from proxy.stubdns import QUERIES_PER_SECOND, StubNames, answerer
 from rules.names import Host
+from wire.dns import Unknown
 
 A, B = "sb_a", "sb_b"
 
@@ -21,6 +23,36 @@ def given(names: StubNames, sandbox: str, name: str) -> str:
     address = names.address_of(sandbox, Host(name))
     assert address is not None
     return address
+
+
+def every(_host: Host) -> bool:
+    """As in a role that does not say `dns: strict`."""
+    return True
+
+
+def test_a_name_that_does_not_exist_gets_no_address_and_no_place() -> None:
+    """NXDOMAIN for every type, and nothing stands for it afterwards."""
+    names = admitted(A)
+    stub = answerer(names, A, lambda: 0.0, lambda host: host.text == "api.test")
+    for kind in ("A", "AAAA", "HTTPS"):
+        raw = stub(dns.message.make_query("evil.test", kind).to_wire())
+        assert raw is not None
+        assert (dns.message.from_wire(raw).rcode(), dns.message.from_wire(raw).answer) == (dns.rcode.NXDOMAIN, [])
+    assert not names._tables[A]._by_name
+    raw = stub(dns.message.make_query("api.test", "A").to_wire())
+    assert raw is not None
+    assert dns.message.from_wire(raw).answer
+
+
+def test_without_a_policy_in_force_nothing_is_said_of_a_name() -> None:
+    """SERVFAIL, so that clients ask again; a strict role's names are not given out by accident."""
+
+    def unknown(_host: Host) -> bool:
+        raise Unknown
+
+    raw = answerer(admitted(A), A, lambda: 0.0, unknown)(dns.message.make_query("api.test", "A").to_wire())
+    assert raw is not None
+    assert (dns.message.from_wire(raw).rcode(), dns.message.from_wire(raw).answer) == (dns.rcode.SERVFAIL, [])
 
 
 def test_an_address_that_nobody_was_given_is_no_name() -> None:
@@ -80,7 +112,7 @@ def test_more_sandboxes_than_bounded_get_no_address() -> None:
 def test_the_stub_of_a_sandbox_answers_from_its_own_table() -> None:
     """The answer to a query is the address under which the same sandbox's connections are told the name."""
     names = admitted(A)
-    raw = answerer(names, A, lambda: 0.0)(dns.message.make_query("api.test", "A").to_wire())
+    raw = answerer(names, A, lambda: 0.0, every)(dns.message.make_query("api.test", "A").to_wire())
     assert raw is not None
     address = next(iter(dns.message.from_wire(raw).answer[0])).to_text()
     assert names.host_of(A, address) == Host("api.test")
@@ -90,7 +122,7 @@ def test_a_flood_of_queries_gets_silence_until_the_next_second_and_a_neighbour_n
     """The event loop is everybody's: beyond the pace a query is not even parsed."""
     names, now = admitted(A, B), [7.0]
     query = dns.message.make_query("api.test", "A").to_wire()
-    flooded, neighbour = answerer(names, A, lambda: now[0]), answerer(names, B, lambda: now[0])
+    flooded, neighbour = answerer(names, A, lambda: now[0], every), answerer(names, B, lambda: now[0], every)
     answers = [flooded(query) for _ in range(QUERIES_PER_SECOND + 50)]
     assert all(answers[:QUERIES_PER_SECOND])
     assert not any(answers[QUERIES_PER_SECOND:])

@@ -270,7 +270,7 @@ def test_operations_survive_the_document(service: ServiceDef) -> None:
         "operations": {op.id: encode_operation(op) for op in service.operations},
         "credentials": {},
         "destinations": {},
-        "roles": {"dev": {"message": "", "boundary": None, "rules": [encode_rule(rule)]}},
+        "roles": {"dev": {"message": "", "boundary": None, "dns": "synthetic", "rules": [encode_rule(rule)]}},
     }
     compiled = compile_policy(json.loads(json.dumps(document)))
     assert compiled.roles["dev"].rules[0].operations == service.operations

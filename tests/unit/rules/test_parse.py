@@ -181,6 +181,7 @@ BAD_TOPS = [
     ("version: 1\ndestinations: {h.test: {addresses: [10.0.0.0/8], resolve: [11.0.0.1]}}\nroles: {dev: {allow: []}}",
      "does not lie in addresses", "static answers are vetted too"),
     ("version: 1\ndestinations: {h.test: {ca: corp.pem}}\nroles: {dev: {allow: []}}", "expected file:", "a source"),
+    ("version: 1\nroles: {dev: {allow: [], dns: lenient}}", "synthetic, strict", "two words"),
     ("version: 1\ndestinations: {h.test: {sni: absent}}\nroles: {dev: {allow: []}}", "required, optional", "two words"),
     ("version: 1\ndestinations: {h.test: {sni: optional, scheme: http}}\nroles: {dev: {allow: []}}",
      "sni means nothing", "clear text has no handshake"),

@@ -50,6 +50,7 @@ MISTAKES = [
     "version: 2\nroles: {}",
     "version: 1\nrules: []",
     "version: 1\nroles: {dev: {alow: []}}",
+    "version: 1\nroles: {dev: {allow: [], dns: true}}",
     "version: 1\nroles: {dev: {allow: [{host: h.test}]}}",
     "version: 1\nroles: {dev: {allow: [{name: r, host: h.test, methods: [], paths: [/a]}]}}",
     "version: 1\nroles: {dev: {allow: [{name: r, host: h.test, methods: [GET], paths: []}]}}",
