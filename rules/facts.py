@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rules.names import Destination, Host, InvalidName, Scheme, parse_authority
+from rules.names import Destination, Host, InvalidName, LocalName, Scheme, parse_authority
 from rules.paths import CanonicalPath, InvalidTarget, Query
 
 
@@ -32,9 +32,11 @@ class TunnelFacts:
 
     @classmethod
     def build(cls, target: str) -> TunnelFacts:
-        """From a CONNECT target `host:port`. Raises FactsRefused(`bad-target`)."""
+        """From a CONNECT target `host:port`. Raises FactsRefused(`bad-target`, `local-address`)."""
         try:
             host, port = parse_authority(target, None)
+        except LocalName as error:
+            raise FactsRefused("local-address", str(error)) from None
         except InvalidName as error:
             raise FactsRefused("bad-target", str(error)) from None
         return cls(host=host, port=port)
@@ -84,8 +86,8 @@ class RequestFacts:
     ) -> RequestFacts:
         """From a parsed head. `target` is origin-form inside a tunnel or absolute-form on the proxy itself.
 
-        `headers` are (lower-case name, value) in order. Raises FactsRefused:
-        `authority-mismatch` where CONNECT, SNI, Host and absolute-form do not agree, `bad-target` otherwise.
+        `headers` are (lower-case name, value) in order. Raises FactsRefused: `authority-mismatch`
+        where CONNECT, SNI, Host and absolute-form do not agree, `local-address`, `bad-target` otherwise.
         """
         hosts = [value for name, value in headers if name == "host"]
         if len(hosts) != 1:
@@ -114,6 +116,8 @@ class RequestFacts:
             raw_path, question, raw_query = origin.partition("?")
             path = CanonicalPath.parse(raw_path)
             query = Query.parse(raw_query if question else None)
+        except LocalName as error:
+            raise FactsRefused("local-address", str(error)) from None
         except InvalidName as error:
             raise FactsRefused("bad-target", str(error)) from None
         except InvalidTarget as error:

@@ -36,6 +36,10 @@ class InvalidName(ValueError):
     """A host, port or authority that is not canonical enough to be judged. str() is a fixed sentence."""
 
 
+class LocalName(InvalidName):
+    """The client's own machine by name; nothing of ours goes there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """A host name in A-label form, lower case, without trailing dot; or an IP literal in its one spelling.
@@ -83,6 +87,8 @@ class Host:
             except ValueError:
                 raise InvalidName("numeric host that is not a canonical IPv4 address") from None
             return cls(str(address), True)
+        if labels[-1] == "localhost":
+            raise LocalName("localhost is the client's own machine")  # RFC 6761 section 6.3
         if len(labels) < 2:
             raise InvalidName("single-label names are not looked up")
         if not all(_LABEL.match(label) for label in labels):

@@ -133,7 +133,17 @@ _TABLE: tuple[tuple[str, int, str, bool, str, str, str], ...] = (
         False,
         "IP addresses are not reached by number.",
         "Use the name of the host.",
-        "A literal address is reached only where the operator declared it as a destination and a rule names it.",
+        "A literal address is reached only where the operator declared it as a destination and a rule names it. One of "
+        "the sandbox itself is reached without the proxy: NO_PROXY=localhost,127.0.0.1,::1.",
+    ),
+    (
+        "local-address",
+        403,
+        _DENIED,
+        False,
+        "This is a local address: localhost is the sandbox itself.",
+        "Set the client to bypass the proxy for it: NO_PROXY=localhost,127.0.0.1,::1.",
+        "The gateway connects nobody to the machine that it runs on; what listens in the sandbox is reached directly.",
     ),
     (
         "clear-text-refused",
