@@ -143,7 +143,8 @@ class Inside:
 @contextlib.contextmanager
 def _inside(gateway: TestGateway, role: str, shared: Path, caller: Mapping[str, str]) -> Iterator[Inside]:
     visible = {sys.prefix, sys.base_prefix, str(INSIDE.parent)}
-    command = [EXEAT, "run", "--config", str(gateway.settings_file), "--role", role, "--rw", str(shared)]
+    command = [*gateway.run_prefix, EXEAT, "run", "--config", str(gateway.settings_file)]
+    command += ["--role", role, "--rw", str(shared)]
     for path in sorted(visible):
         command += ["--ro", path]
     command += ["--", PYTHON, str(INSIDE), str(shared)]

@@ -41,7 +41,8 @@ def destinations(*origins: Origin) -> str:
             more = f", ca: file:{origin.names[0]}.pem" if origin.tls else ", scheme: http"
             if name in origin.entries:
                 more += f", {origin.entries[name]}"
-            place = f"addresses: [{origin.address}/32], resolve: [{origin.address}], port: {origin.port}"
+            bits = 128 if ":" in origin.address else 32
+            place = f'addresses: ["{origin.address}/{bits}"], resolve: ["{origin.address}"], port: {origin.port}'
             lines.append(f"  {name}: {{{place}{more}}}")
     return "\n".join(lines) + "\n"
 
@@ -132,12 +133,13 @@ class TestGateway:
         options: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
         prefix: Iterable[str] = (),
+        run_prefix: Iterable[str] = (),
         confined: bool = False,
     ) -> None:
         """`policy` is the part after `version:` and `destinations:`; those are written from `origins`.
 
         `secrets` are put into the store after the start. `settings` are further lines of exeat.yaml.
-        `prefix` are words before `exeat up`, which exec it in other surroundings.
+        `prefix` are words before `exeat up`, which exec it in other surroundings; `run_prefix`: before `exeat run`.
         `confined`: the policy stays as it is, so that only what `exeat run` proves arms a credential.
         """
         folder.mkdir(exist_ok=True)
@@ -154,6 +156,7 @@ class TestGateway:
         self._options = tuple(options)
         self._environment = dict(environment or {})
         self._prefix = tuple(prefix)
+        self.run_prefix = tuple(run_prefix)
         self._confined = confined
         self.process: subprocess.Popen[bytes] | None = None
         self.home.mkdir()
@@ -271,7 +274,7 @@ class TestGateway:
     def run(self, *argv: str, options: Iterable[str] = (), env: Mapping[str, str] | None = None) -> Completed:
         """`exeat run` of `argv` in a sandbox of this gateway."""
         environment = {"PATH": PATH, "HOME": str(self.home), "LANG": "C.UTF-8"} | dict(env or {})
-        command = [EXEAT, "run", "--config", str(self.settings_file), *options, "--", *argv]
+        command = [*self.run_prefix, EXEAT, "run", "--config", str(self.settings_file), *options, "--", *argv]
         return completed(
             subprocess.run(
                 command,

@@ -26,13 +26,25 @@ def main() -> None:
     threading.Thread(target=pass_on, args=(proxy, to_proxy), daemon=True).start()
     threading.Thread(target=pass_on, args=(captured, to_named), daemon=True).start()
     print("inside", flush=True)
+    over = threading.Event()
+    threading.Thread(target=obey, args=(commands, over), daemon=True).start()
+    over.wait()
+
+
+def obey(commands: socket.socket, over: threading.Event) -> None:
+    """Run what is ordered, several commands at a time."""
     while True:
         connection, _ = commands.accept()
-        with connection, connection.makefile("rwb") as lines:
-            line = lines.readline()
-            if not line.strip():
-                return
-            lines.write(json.dumps(run(json.loads(line))).encode())
+        threading.Thread(target=obey_one, args=(connection, over), daemon=True).start()
+
+
+def obey_one(connection: socket.socket, over: threading.Event) -> None:
+    with connection, connection.makefile("rwb") as lines:
+        line = lines.readline()
+        if not line.strip():
+            over.set()
+            return
+        lines.write(json.dumps(run(json.loads(line))).encode())
 
 
 def listening(path: Path) -> socket.socket:
