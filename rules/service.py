@@ -18,7 +18,10 @@ from rules.paths import CanonicalPath, InvalidTarget
 from rules.policy import BodySpec, Effect, HeadSpec, HostPattern, Operation, PlaceholderSpec, Slot
 
 EFFECTS: tuple[str, ...] = get_args(Effect)
-NATIVES = ("problem", "git", "npm", "pypi", "openai", "anthropic")
+NATIVES = (
+    "problem", "git", "npm", "pypi", "cargo", "go", "bundler", "apt", "oci", "huggingface", "openai", "anthropic",
+)  # fmt: skip
+"""Shapes of refusals that clients show (wire/refusals.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,6 +139,26 @@ def _nuget_id(text: str) -> str | None:
     return lower_ascii(text) if re.match(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z", text) else None
 
 
+_HF_RESERVED = frozenset(
+    "api commit commits datasets models parquet paths-info preupload raw refs resolve resolve-cache revision settings "
+    "spaces tree treesize xet-read-token xet-write-token".split()
+)
+
+
+def _hf_name(text: str) -> str | None:
+    """An owner or repository name that is not also a word of the site's paths: one address, one reading."""
+    return text if re.match(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}\Z", text) and text not in _HF_RESERVED else None
+
+
+def _gitlab_project(text: str) -> str | None:
+    """A project by its path, `group/subgroup/name`; a number would say a project without saying which."""
+    names = text.split("/")
+    return text if 2 <= len(names) <= 21 and all(_GITLAB_NAME.match(name) for name in names) else None
+
+
+_GITLAB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}\Z")
+
+
 SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "segment": _segment,
     "number": _shape(r"[0-9]{1,20}"),
@@ -165,6 +185,10 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "gem-file": _gem_file,
     "gem-json": _without_suffix(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", ".json"),
     "deb-file": _deb_file,
+    "hf-folder": _shape(r"datasets|spaces"),
+    "hf-name": _hf_name,
+    "gitlab-name": _shape(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"),
+    "gitlab-project": _gitlab_project,
     "go-archive": _shape(r"go[0-9][a-z0-9.-]{1,60}\.(?:tar\.gz|zip|msi|pkg)(?:\.sha256|\.asc)?"),
     "apk-file": _apk_file,
     "conda-file": _conda_file,

@@ -45,7 +45,7 @@ class Rendered:
 
 
 def render(refusal: Refusal, shape: str = "problem") -> Rendered:
-    """Return the answer for `refusal` in `shape`: problem, git, npm, pypi, openai, anthropic or jsonrpc.
+    """Return the answer for `refusal` in `shape`, a key of _SHAPES.
 
     An unknown shape is rendered as problem. Never raises.
     """
@@ -167,11 +167,20 @@ def _jsonrpc(document: Mapping[str, Any]) -> tuple[str, bytes]:
     return "application/json", _json({"jsonrpc": "2.0", "id": None, "error": error})
 
 
+def _oci(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    # OCI distribution specification 1.1, "Error Codes": DENIED is "requested access to the resource is denied".
+    error = {"code": "DENIED", "message": " ".join(_lines(document)), "detail": document}
+    return "application/json", _json({"errors": [error]})
+
+
 _SHAPES: dict[str, Callable[[Mapping[str, Any]], tuple[str, bytes]]] = {
     "problem": _problem,
     "pypi": _problem,
     "git": _git,
+    "cargo": _git,
+    "go": _git,
     "npm": _npm,
+    "oci": _oci,
     "openai": _openai,
     "anthropic": _anthropic,
     "jsonrpc": _jsonrpc,

@@ -20,7 +20,20 @@ from typing import Any
 
 from rules.arguments import Value
 from rules.facts import RequestFacts
-from rules.operations import anthropic, cohere, crates_index, gemini, go_module, graphql, json_fields, jsonrpc, maven, mcp, openai, s3
+from rules.operations import (
+    anthropic,
+    cohere,
+    crates_index,
+    gemini,
+    go_module,
+    graphql,
+    json_fields,
+    jsonrpc,
+    maven,
+    mcp,
+    openai,
+    s3,
+)
 
 Evaluator = Callable[[Mapping[str, Any], bytes, RequestFacts], Mapping[str, Value] | None]
 HeadMatcher = Callable[[Mapping[str, Any], RequestFacts], Mapping[str, Value] | None]

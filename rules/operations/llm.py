@@ -20,14 +20,16 @@ def model_name(value: Any) -> bool:
 
 
 def judge(schema: Check, body: bytes, facts: RequestFacts) -> Mapping[str, str] | None:
-    """Return {"model": ...} if `body` is strict JSON that fits `schema`, else None."""
+    """Return {"model": ...} ({} where the body has none) if `body` is strict JSON that fits `schema`, else None."""
     if not is_json(facts):
         return None
     try:
         value = load(body)
     except InvalidJson:
         return None
-    return {"model": value["model"]} if schema(value) else None
+    if not schema(value):
+        return None
+    return {"model": value["model"]} if "model" in value else {}
 
 
 def betas_listed(facts: RequestFacts, header: str, allowed: Collection[str]) -> bool:

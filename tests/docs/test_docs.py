@@ -35,7 +35,7 @@ CREDENTIALS = [text for _, text in YAML if "\ncredentials:" in text]
 
 
 def test_generated_pages_are_what_the_code_says() -> None:
-    """docs/commands.md and docs/refusals.md are current."""
+    """docs/commands.md, docs/refusals.md and docs/services.md are current."""
     result = subprocess.run(
         [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -93,10 +93,15 @@ def test_every_reason_is_documented() -> None:
     assert {code for code in REASONS if f"| `{code}` |" not in page} == set()
 
 
-def test_every_service_is_named_in_the_policy_page() -> None:
-    """A service of the catalogue that nobody can find is of no use."""
-    page = (ROOT / "docs/policy.md").read_text("utf-8")
-    assert {name for name in builtin_services() if f"`{name}`" not in page} == set()
+def test_every_operation_of_every_service_is_in_the_services_page() -> None:
+    """A service that nobody can find is of no use: each has a section with all its operations and its variable."""
+    page = (ROOT / "docs/services.md").read_text("utf-8")
+    for name, service in builtin_services().items():
+        _, found, section = page.partition(f"(`{name}`)\n")
+        assert found, name
+        section = section.partition("\n## ")[0]
+        assert {f"| `{operation}` |" in section for operation in service.operation_names} == {True}, name
+        assert service.credential is None or f"`{service.credential.placeholder.env}`" in section, name
 
 
 def test_commands_in_the_readme_exist() -> None:
