@@ -5,10 +5,10 @@ PY := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE := 1
 T ?=
 
-.PHONY: help setup demo test check format lint types imports unit integration docs bench attacks fuzz lock clean
+.PHONY: help setup demo test check format lint types imports unit integration docs bench bench-neighbour attacks fuzz lock clean
 
 help:  ## list the commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 setup:  ## make .venv with the locked dependencies
 	@sh deploy/bootstrap.sh
@@ -55,6 +55,10 @@ fuzz: setup  ## hostile bytes for every parser, a minute each (FUZZ_SECONDS=5 sh
 
 bench: setup  ## measure beside direct, tunnel, mitmproxy and Squid; writes bench/RESULTS.md
 	@$(PY) bench/run.py
+
+bench-neighbour: setup  ## measure what one sandbox's abuse costs another one; writes bench/NEIGHBOUR.md
+	@sh deploy/bench-packages.sh
+	@$(PY) bench/neighbour.py
 
 lock: setup  ## resolve dependencies anew (hashes, no hosts)
 	@$(PY) -m uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --group dev pyproject.toml -o requirements.lock

@@ -2,9 +2,9 @@
  *
  *   cc -O2 -o load load.c -lssl -lcrypto
  *   load --to PORT --host NAME --path /small --ca FILE [--proxy PORT] [--connect-header LINE] [--header LINE]
- *        [--clients N] [--warm SECONDS] [--seconds SECONDS] [--fresh]
+ *        [--clients N] [--warm SECONDS] [--seconds SECONDS] [--fresh] [--pause MILLISECONDS]
  *
- * Each client sends one request, reads the whole answer, and sends the next. --fresh: a new TCP connection, CONNECT and
+ * Each client sends one request, reads the whole answer, and sends the next, after --pause where it is given. --fresh: a new TCP connection, CONNECT and
  * full TLS handshake for every request. The certificate is verified for --host, so an engine that intercepts has to
  * mint a right one. An answer counts in the window between --warm and --warm + --seconds by when it ended; one that is
  * not 200, is cut or is not whole counts as an error. Latency runs from the request's first byte (--fresh: from
@@ -27,7 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum stage { CONNECTING, ASK_TUNNEL, AWAIT_TUNNEL, HANDSHAKE, ASK, AWAIT_HEAD, AWAIT_BODY, OVER };
+enum stage { CONNECTING, ASK_TUNNEL, AWAIT_TUNNEL, HANDSHAKE, ASK, AWAIT_HEAD, AWAIT_BODY, PAUSED, OVER };
 enum { HEAD_BYTES = 16384, MAX_CLIENTS = 1024, MAX_ERRORS = 1000 };
 enum { AGAIN = -1, BROKEN = -2 };
 
@@ -45,7 +45,7 @@ struct client {
 };
 
 static int to_port, proxy_port, clients = 1, fresh;
-static double warm = 0.3, seconds = 2;
+static double warm = 0.3, seconds = 2, between;
 static const char *host, *path = "/", *ca_file, *connect_header = "", *header = "";
 static char request[4096], connect_request[4096];
 static size_t request_size, connect_size;
@@ -171,8 +171,8 @@ static void answered(struct client *c) {
     }
     if (t > window_end || errors >= MAX_ERRORS) { hang_up(c); c->stage = OVER; return; }
     if (fresh || c->closing) { dial(c); return; }
-    c->began = t;
-    c->stage = ASK;
+    c->began = t + between;
+    c->stage = between > 0 ? PAUSED : ASK;
 }
 
 /* The head is whole in c->bytes, `size` bytes with its blank line: note how the body ends. */
@@ -258,6 +258,11 @@ static void step(struct client *c) {
                 if (c->stage == CONNECTING) return;
             }
             break;
+        case PAUSED:
+            if (now() < c->began) return;
+            c->began = now();
+            c->stage = ASK;
+            break;
         case OVER:
             return;
         }
@@ -276,7 +281,7 @@ static void arguments(int count, char **words) {
     static const struct option known[] = {
         {"to", 1, 0, 't'}, {"host", 1, 0, 'h'}, {"path", 1, 0, 'p'}, {"ca", 1, 0, 'a'}, {"proxy", 1, 0, 'x'},
         {"connect-header", 1, 0, 'C'}, {"header", 1, 0, 'H'}, {"clients", 1, 0, 'c'}, {"warm", 1, 0, 'w'},
-        {"seconds", 1, 0, 's'}, {"fresh", 0, 0, 'f'}, {0}};
+        {"seconds", 1, 0, 's'}, {"fresh", 0, 0, 'f'}, {"pause", 1, 0, 'b'}, {0}};
     for (int o; (o = getopt_long(count, words, "", known, NULL)) != -1;) switch (o) {
         case 't': to_port = atoi(optarg); break;
         case 'h': host = optarg; break;
@@ -289,6 +294,7 @@ static void arguments(int count, char **words) {
         case 'w': warm = atof(optarg); break;
         case 's': seconds = atof(optarg); break;
         case 'f': fresh = 1; break;
+        case 'b': between = atof(optarg) / 1e3; break;
         default: exit(2);
     }
     if (!to_port || !host || !ca_file || clients < 1 || clients > MAX_CLIENTS) {
@@ -330,9 +336,16 @@ int main(int count, char **words) {
         for (int i = 0; i < clients; i++) running += all[i].fd >= 0;
         if (!running) break;
         struct epoll_event events[256];
-        int ready = epoll_wait(epoll_fd, events, 256, 100);
+        int ready = epoll_wait(epoll_fd, events, 256, between > 0 ? 1 : 100);
         for (int i = 0; i < ready; i++) step(events[i].data.ptr);
+        if (between > 0) for (int i = 0; i < clients; i++) if (all[i].stage == PAUSED) step(&all[i]);
     }
+    /* With --pause the caller asks how long requests take: one that is still without an answer took at least so long. */
+    if (between > 0) for (int i = 0; i < clients; i++)
+        if (all[i].stage == AWAIT_HEAD || all[i].stage == AWAIT_BODY) {
+            if (latency_count == latency_room) latencies = realloc(latencies, (latency_room *= 2) * sizeof *latencies);
+            latencies[latency_count++] = now() - all[i].began;
+        }
     qsort(latencies, latency_count, sizeof *latencies, ascending);
     for (char *p = first_error; *p; p++) if (*p < ' ' || *p == '"' || *p == '\\') *p = ' ';
     printf("{\"answers\": %ld, \"answers_ever\": %ld, \"errors\": %ld, \"seconds\": %.3f, \"bytes\": %ld, \"connections\": %ld, "

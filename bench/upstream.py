@@ -48,10 +48,12 @@ class Upstream:
     tls = True
     address = ADDRESS
 
-    def __init__(self, folder: Path, pin: list[str]) -> None:
+    def __init__(self, folder: Path, pin: list[str], names: tuple[str, ...] = NAMES) -> None:
         """`pin` are words before the command that choose its processor."""
         self.folder = folder
-        self.names = NAMES
+        self.names = names
+        self.entries: dict[str, str] = {}
+        """Further words of a host's `destinations:` entry."""
         self.authority = Authority("Benchmark upstream")
         self.port = free_port()
         self._pin = pin
@@ -68,7 +70,7 @@ class Upstream:
         (www / "small").write_bytes(json.dumps({"data": "x" * (SMALL_BYTES - 12)}).encode())
         (www / "large").write_bytes(os.urandom(LARGE_BYTES // 50) * 50)
         self.ca_file.write_text(self.authority.pem)
-        (self.folder / "upstream.pem").write_bytes(self.authority.issue((*NAMES, ADDRESS)))
+        (self.folder / "upstream.pem").write_bytes(self.authority.issue((*self.names, ADDRESS)))
         nginx = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
         if nginx is not None:
             file = self.folder / "nginx.conf"

@@ -8,7 +8,7 @@ is broken, cut, or followed by other bytes, and a text whose bytes are a compres
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import brotli
@@ -30,9 +30,10 @@ class CodingRefused(Exception):
 
 
 class Decoder(Protocol):
-    """Undoes one coding. `feed` returns what can be read; `finish` raises unless the stream was whole."""
+    """Undoes one coding. `feed` gives what can be read, at most about STEP at a time, decoding as it is asked for more;
+    `finish` raises unless the stream was whole. Both raise CodingRefused."""
 
-    def feed(self, data: bytes) -> bytes: ...
+    def feed(self, data: bytes) -> Iterator[bytes]: ...
 
     def finish(self) -> None: ...
 
@@ -111,10 +112,10 @@ class _Plain:
     def __init__(self, *, textual: bool) -> None:
         self._start = _Start() if textual else None
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes) -> Iterator[bytes]:
         if self._start is not None:
             self._start.check(data)
-        return data
+        yield data
 
     def finish(self) -> None:
         return None
@@ -139,9 +140,8 @@ class _Capped:
         self._out = 0
         self._start = _Start()
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes) -> Iterator[bytes]:
         self._in += len(data)
-        pieces: list[bytes] = []
         more = bool(data)
         while more:
             try:
@@ -153,8 +153,7 @@ class _Capped:
             if self._out > MAX_RATIO * self._in + RATIO_GRACE:
                 raise CodingRefused("the body expands beyond the cap")
             self._start.check(piece)
-            pieces.append(piece)
-        return b"".join(pieces)
+            yield piece
 
     def finish(self) -> None:
         if not self._engine.done and self._in:

@@ -25,6 +25,7 @@ from broker.executor import Executor
 from broker.vault.clock import SystemClock
 from broker.vaultlink import VaultLink, VaultUnavailable
 from net.addresses import AddressTable
+from net.aside import share_the_interpreter
 from net.contexts import ClientContexts
 from net.dial import DialError, SocketDialer
 from net.fdchannel import ChannelBroken, FdChannel
@@ -33,6 +34,7 @@ from net.pool import Pool
 from net.process import BootError, complain, harden, quiet_hooks, read_boot
 from net.resolve import Lookups, SystemResolver
 from net.stream import open_socket_stream
+from net.turns import Turns
 from net.upstream import UpstreamProxy
 from wire.control import MAX_FROM_VAULT, Cut
 from wire.handoff import HANDOFF_MESSAGE
@@ -108,10 +110,12 @@ class _Process:
             on_drain=self._drain,
             on_floor=self._clock.raise_floor,
         )
+        share_the_interpreter()
         lookups = Lookups(SystemResolver(), clock=time.monotonic)
-        dialer = SocketDialer(lookups, ClientContexts(), lambda: _table(link), upstream=boot.upstream)
+        turns = Turns()
+        dialer = SocketDialer(lookups, ClientContexts(), lambda: _table(link), upstream=boot.upstream, turns=turns)
         pool = Pool(dialer, clock=time.monotonic)
-        executor = Executor(vault=link, pool=pool, journal=journal, clock=self._clock)
+        executor = Executor(vault=link, pool=pool, journal=journal, clock=self._clock, turns=turns)
         following = loop.create_task(link.run())
         watching = loop.create_task(self._watch(link, executor))
         await self._say(journal, "process.started")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from net.framing import FrameStream
 from net.stream import HIGH_WATER, Headers, StreamBroken
+from net.turns import Share
 from wire.frames import WireError
 from wire.handoff import (
     DATA_CHUNK,
@@ -53,6 +54,10 @@ class HandoffSide:
     def start(self) -> None:
         """Begin to read frames."""
         self._pump = asyncio.get_running_loop().create_task(self._read())
+
+    def take_turns(self, share: Share) -> None:
+        """It is known whose this hand-off is: from now on its reader is woken in that sandbox's turn."""
+        self._frames.stream.share = share
 
     @property
     def request_trailers(self) -> Headers:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rules.decision import ResultSpec
+from rules.operations.strict_json import measure
 
 MAX_DEPTH = 64
 MAX_NODES = 200_000
@@ -52,11 +53,12 @@ def prune(raw: bytes, spec: ResultSpec) -> bytes:
     if len(raw) > spec.bound:
         raise ResultRefused("the answer is larger than its bound")
     try:
+        measure(raw, MAX_DEPTH, MAX_NODES)  # before anything is built: a list of ones is five values for ten bytes
         document = json.loads(
             raw.decode("utf-8"),
             object_pairs_hook=_object,
-            parse_int=_Number,
-            parse_float=_Number,
+            parse_int=_number,
+            parse_float=_number,
             parse_constant=_no_constant,
         )
     except (ValueError, RecursionError):
@@ -70,6 +72,11 @@ class _Number(str):
     """A JSON number as its own digits."""
 
     __slots__ = ()
+
+
+def _number(text: str) -> _Number:
+    # In Python, so that the interpreter can be handed over in the middle of a long list.
+    return _Number(text)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

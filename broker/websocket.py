@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from broker.handoffside import HandoffSide
-from broker.scrub import Patterns, Scrubber
+from broker.scrub import Patterns, Scrubber, slices
 from net.stream import READ_SIZE, ByteStream, StreamBroken
 from net.websocket import MessageRefused, WebSocketLimits, WebSocketResult, relay
 from rules.authority import LONGEST_SPELLING, holds_placeholder
@@ -82,8 +82,11 @@ class CredentialedSocket:
         on_echo: Callable[[int], None],
         waiting: Waiting,
         owner: tuple[str, str],
+        rest: Callable[[], Awaitable[None]],
     ) -> None:
         """`waiting` is the executor's own, `owner` (tenant, sandbox) the key in it.
+
+        `rest` is awaited between two slices of work.
 
         `random` gives masking keys; `on_echo(hits)` is told of each message in which places were masked.
         """
@@ -95,8 +98,8 @@ class CredentialedSocket:
             up_bytes=restrictions.request_bytes,
             down_bytes=restrictions.response_bytes,
         )
-        self._up = _Searched(_Share(waiting, owner), random, inert=restrictions.placeholders_inert)
-        self._down = _Scrubbed(_Share(waiting, owner), patterns, on_echo)
+        self._up = _Searched(_Share(waiting, owner), random, rest, inert=restrictions.placeholders_inert)
+        self._down = _Scrubbed(_Share(waiting, owner), patterns, rest, on_echo)
         self.told = False
         """The client got a Close of ours: nothing is left to say on the hand-off."""
 
@@ -158,8 +161,11 @@ class _Searched:
     What is searched includes the end of the message before, so that a placeholder in two messages is one.
     """
 
-    def __init__(self, share: _Share, random: Callable[[int], bytes], *, inert: bool) -> None:
+    def __init__(
+        self, share: _Share, random: Callable[[int], bytes], rest: Callable[[], Awaitable[None]], *, inert: bool
+    ) -> None:
         self.share = share
+        self._rest = rest
         self._reader = MessageReader()
         self._random = random
         self._inert = inert
@@ -180,7 +186,9 @@ class _Searched:
 
     async def _finds(self, payload: bytes, *, alone: bool) -> bool:
         text = payload if alone else self._before + payload
-        async for start in _starts(len(text)):
+        for start in range(0, len(text), _PIECE):
+            if start:
+                await self._rest()
             if holds_placeholder(text[max(0, start - LONGEST_SPELLING) : start + _PIECE]):
                 return True
         if not alone:
@@ -191,8 +199,15 @@ class _Searched:
 class _Scrubbed:
     """Down: messages with every promised form of a guarded value masked. Control frames too: they carry 125 bytes."""
 
-    def __init__(self, share: _Share, patterns: Patterns, on_echo: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        share: _Share,
+        patterns: Patterns,
+        rest: Callable[[], Awaitable[None]],
+        on_echo: Callable[[int], None],
+    ) -> None:
         self.share = share
+        self._rest = rest
         self._patterns = patterns
         self._on_echo = on_echo
         self._reader = MessageReader()
@@ -215,8 +230,10 @@ class _Scrubbed:
         payload = b"".join(frame.payload for frame in unit)
         scrubber = Scrubber(self._patterns)
         pieces: list[bytes] = []
-        async for start in _starts(len(payload)):
-            pieces.append(scrubber.feed(payload[start : start + _PIECE]))
+        for part in slices(payload):
+            if pieces:
+                await self._rest()
+            pieces.append(scrubber.feed(part))
         pieces.append(scrubber.finish())
         if scrubber.hits:
             self._count(scrubber.hits)
@@ -234,14 +251,6 @@ class _Scrubbed:
         self._on_echo(hits)
         if self._echoed >= ECHOED_MESSAGES:
             raise MessageRefused("secret-echoed", "an upstream that sends the secret back again and again")
-
-
-async def _starts(size: int) -> AsyncIterator[int]:
-    """Where the pieces of `size` bytes start, with a turn of the loop between two: nobody waits for a large message."""
-    for start in range(0, size, _PIECE):
-        if start:
-            await asyncio.sleep(0)
-        yield start
 
 
 class HandoffStream:

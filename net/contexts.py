@@ -16,11 +16,13 @@ import ssl
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from net.aside import Aside, Busy
 from net.stream import NetError
 from net.trust import TrustKey, TrustUnusable, system_bundle
 from rules.names import Host
@@ -74,6 +76,7 @@ class ServerContexts:
         self._made: OrderedDict[tuple[Host, tuple[str, ...]], _Made] = OrderedDict()
         self._being_made: dict[tuple[Owner | None, Host, tuple[str, ...]], asyncio.Future[ssl.SSLContext]] = {}
         self._epoch = 0
+        self._threads = Aside("certificates", threads=2)
 
     async def get(
         self, host: Host, alpn: tuple[str, ...] = HTTP1_ONLY, *, owner: Owner | None = None
@@ -109,8 +112,9 @@ class ServerContexts:
         try:
             async with asyncio.timeout(self._seconds):
                 chain = await self._fetch_chain(host, owner)
-                made = await asyncio.to_thread(_server_context, self._key_pem, chain, alpn)
-        except (TimeoutError, OSError, ValueError) as error:  # ssl.SSLError is an OSError
+                work = partial(_server_context, self._key_pem, chain, alpn)
+                made = await self._threads.run(owner or ("", ""), work, self._seconds)
+        except (TimeoutError, Busy, OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ContextUnavailable(f"no certificate for the host ({type(error).__name__})") from None
         if epoch == self._epoch:
             self._made[host, alpn] = made

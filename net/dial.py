@@ -37,6 +37,7 @@ from net.resolve import Lookups, ResolveFailed
 from net.stream import ByteStream, NetError, StreamBroken, open_socket_stream
 from net.tls import PeerCertificateRefused, client_side
 from net.trust import SYSTEM_TRUST, TrustKey, TrustUnusable
+from net.turns import Turns
 from net.upstream import DELEGATED, ProxyRefused, UpstreamProxy, ask_for_tunnel, why_not_by_name
 from rules.names import OWN_NAME, Destination
 
@@ -115,8 +116,11 @@ class SocketDialer:
         seconds: float = CONNECT_SECONDS,
         stagger: float = STAGGER_SECONDS,
         upstream: UpstreamProxy | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """`table` is asked at each dial, so that new listeners count at once; `interfaces` is added to its `own`."""
+        """`turns` are the process's: connections take those of their sandboxes.
+
+        `table` is asked at each dial, so that new listeners count at once; `interfaces` is added to its `own`."""
         self._lookups = lookups
         self._contexts = contexts
         self._table = table
@@ -124,6 +128,7 @@ class SocketDialer:
         self._seconds = seconds
         self._stagger = stagger
         self._upstream = upstream
+        self._turns = turns
         self._finding_proxy: asyncio.Future[tuple[str, ...]] | None = None
 
     def via(self, target: DialTarget) -> str:
@@ -146,7 +151,7 @@ class SocketDialer:
             async with asyncio.timeout(self._seconds):
                 context = await self._contexts.get(target.trust) if target.want_tls else None
                 connection, address = await self._connect(vetted, port)  # 4, 5
-                stream = await _open_stream(connection)
+                stream = await self._stream(target, connection)
                 if context is None:
                     return Connected(stream=stream, address=address, tls_version=None)
                 return await self._verify(stream, context, host.text, address)  # 6
@@ -182,7 +187,7 @@ class SocketDialer:
             async with asyncio.timeout(self._seconds):
                 context = await self._contexts.get(trust) if target.want_tls else None
                 connection, _ = await self._connect(addresses, proxy.port)  # p3
-                stream = await _open_stream(connection)
+                stream = await self._stream(target, connection)
                 try:
                     await ask_for_tunnel(stream, destination, proxy.authorization)
                 except BaseException:
@@ -267,6 +272,12 @@ class SocketDialer:
                 task.cancel()
                 task.add_done_callback(_close_late)
         raise DialError("upstream-unreachable", "; ".join(faults)[:512], addresses[0])
+
+    async def _stream(self, target: DialTarget, connection: socket.socket) -> ByteStream:
+        stream = await _open_stream(connection)
+        if self._turns is not None:
+            stream.share = self._turns.share((target.tenant, target.sandbox))
+        return stream
 
     async def _verify(self, stream: ByteStream, context: ssl.SSLContext, name: str, address: str) -> Connected:
         try:

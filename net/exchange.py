@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,12 +93,12 @@ class BodyTransform(Protocol):
         """Nothing is sent before finish(): the whole answer is made first, then sent with its length."""
         ...
 
-    def feed(self, data: bytes) -> bytes:
-        """What may be sent now. Raises AnswerRefused."""
+    def feed(self, data: bytes) -> AsyncIterator[bytes]:
+        """What may be sent now, in pieces; between two of them others may run. Raises AnswerRefused."""
         ...
 
-    def finish(self) -> bytes:
-        """The rest. Raises AnswerRefused."""
+    def finish(self) -> AsyncIterator[bytes]:
+        """The rest, likewise. Raises AnswerRefused."""
         ...
 
 
@@ -434,17 +434,17 @@ class _Relay:
                 if not body.all_here():
                     await server.flush()
         while (data := await body.read()) is not None:
-            out = transform.feed(data)
-            if held is not None:
-                held.append(out)
-            elif out:
-                with _client_side():
-                    await server.send_data(out)
-                self.bytes_down += len(out)
+            async for out in transform.feed(data):
+                if held is not None:
+                    held.append(out)
+                elif out:
+                    with _client_side():
+                        await server.send_data(out)
+                    self.bytes_down += len(out)
         self._refuse_leftover()
-        out = transform.finish()
+        rest = [out async for out in transform.finish()]
+        out = b"".join(rest if held is None else held + rest)
         if held is not None:
-            out = b"".join(held) + out
             with _client_side():
                 self.head_sent = True
                 await server.send_head(answer, Length(len(out)) if out else NO_BODY)

@@ -20,6 +20,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from net.turns import Share
+
 READ_SIZE = 64 * 1024
 """Most bytes taken from the kernel at once; also the default of receive()."""
 HIGH_WATER = 256 * 1024
@@ -88,6 +90,8 @@ class ByteStream(Protocol):
     """Seconds without progress after which a waiting drain() raises StreamBroken(write-timeout)."""
     bytes_in: int
     bytes_out: int
+    share: Share | None
+    """Whose turns of the loop this stream's reader takes (net/turns.py); None: it is always woken at once."""
 
     @property
     def peer(self) -> str:
@@ -170,11 +174,13 @@ class BufferedStream:
         self.write_timeout: float | None = 60.0
         self.bytes_in = 0
         self.bytes_out = 0
+        self.share: Share | None = None
         self._buffer: list[bytes] = []  # in order; small: usually one item
         self._buffered = 0
         self._eof = False
         self._error: StreamBroken | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._in_turn: asyncio.Future[None] | None = None  # a reader that was woken, and waits for its turn
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._held = False  # reading is paused
@@ -193,7 +199,10 @@ class BufferedStream:
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
-            if not waiter.done():
+            if self.share is not None:
+                self._in_turn = waiter
+                self.share.wake(waiter)
+            elif not waiter.done():
                 waiter.set_result(None)
 
     def _feed_eof(self) -> None:
@@ -212,9 +221,12 @@ class BufferedStream:
                 callback()
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        """At once: that a stream ended needs no turn."""
+        waiters = (self._waiter, self._in_turn)
+        self._waiter = self._in_turn = None
+        for waiter in waiters:
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
 
     def _hold(self) -> None:
         """Stop taking bytes from the peer (override)."""
@@ -394,7 +406,12 @@ class SocketStream(BufferedStream, asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self._wake_drain()
+        if self.share is None:
+            self._wake_drain()
+            return
+        waiters, self._drain_waiters = self._drain_waiters, []
+        for waiter in waiters:
+            self.share.wake(waiter)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True

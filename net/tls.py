@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from net.stream import READ_SIZE, ByteStream, StreamBroken
+from net.turns import Share
 
 HANDSHAKE_TIMEOUT = 10.0
 _RECORD = 16 * 1024
@@ -119,6 +120,14 @@ class TlsStream:
     @property
     def peer(self) -> str:
         return self.inner.peer
+
+    @property
+    def share(self) -> Share | None:
+        return self.inner.share
+
+    @share.setter
+    def share(self, share: Share | None) -> None:
+        self.inner.share = share
 
     @property
     def read_timeout(self) -> float | None:

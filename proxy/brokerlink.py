@@ -20,6 +20,7 @@ from typing import Protocol
 from net.fdchannel import ChannelBroken, FdChannel, socket_pair
 from net.framing import FrameStream
 from net.stream import StreamBroken, open_socket_stream
+from net.turns import Turns
 from proxy.ports import Clock, ProxyError, RandomBytes
 from rules.names import Scheme
 from wire.frames import WireError
@@ -130,7 +131,11 @@ class SocketBrokerLink:
     Refuses everything until `arm` was called with what the vault's Welcome said, and again after `disarm`.
     """
 
-    def __init__(self, channels: Sequence[FdChannel], *, clock: Clock, random: RandomBytes) -> None:
+    def __init__(
+        self, channels: Sequence[FdChannel], *, clock: Clock, random: RandomBytes, turns: Turns | None = None
+    ) -> None:
+        """`turns` are the worker's."""
+        self._turns = turns or Turns()
         self._channels = list(channels)
         self._clock = clock
         self._random = random
@@ -161,6 +166,7 @@ class SocketBrokerLink:
             raise
         finally:
             theirs.close()
+        stream.share = self._turns.share((request.tenant, request.sandbox))
         frames = FrameStream(stream)
         exchange = _SocketExchange(frames)
         try:

@@ -27,6 +27,7 @@ from net.guard import Guard
 from net.http1 import ServerConnection
 from net.stream import DEFAULT_LIMITS, ByteStream, Limits, StreamBroken
 from net.tls import ClientDistrustsCa, TlsStream, server_side
+from net.turns import Turns
 from proxy.answers import refuse_with
 from proxy.gate import Admitted, Gate, Refuse
 from proxy.identity import Identified, NotIdentified, identify, same_identity
@@ -105,6 +106,7 @@ class FrontDoor:
         live: LiveSet,
         table: LimitTable,
         names: StubNames,
+        turns: Turns,
         http_limits: Limits = DEFAULT_LIMITS,
         on_fault: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
@@ -122,6 +124,7 @@ class FrontDoor:
         self._live = live
         self._table = table
         self._names = names
+        self._turns = turns
         self._http_limits = http_limits
         self._on_fault = on_fault
         self.draining = False
@@ -148,6 +151,7 @@ class FrontDoor:
             if self._pace.within(("", channel.peer)):
                 await self._refuse_connection(channel, None, "too-many-requests", Seen())
             return
+        stream.share = self._turns.share(("", channel.peer or channel.listener), known=False)
         guard = Guard(self._on_fault)
         guard.watch(stream)
         try:
@@ -192,6 +196,7 @@ class FrontDoor:
                         await refuse_with(connection, refuse, close=True)
                         break
                     visitor = found
+                    stream.share = self._turns.share((found.sandbox.tenant, found.sandbox.id))
                     handle = self._live.add(connection_key(visitor), lambda reason: stream.abort())
                 if head.method == "CONNECT":
                     await self._connect(connection, head, visitor)
@@ -256,6 +261,7 @@ class FrontDoor:
             stream.abort()
             return
         sandbox = found.sandbox
+        stream.share = self._turns.share((sandbox.tenant, sandbox.id))
         address, port = wanted if wanted is not None else ("", 0)
         seen = Seen(lane="captured", connect_host=f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
         host = self._names.host_of(sandbox.id, address)

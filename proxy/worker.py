@@ -31,6 +31,7 @@ from audit.journal import AuditUnavailable, Journal
 from audit.link import AuditorLink
 from net.addresses import AddressTable
 from net.answering import StreamAnswers, answer_datagrams
+from net.aside import share_the_interpreter
 from net.capture import original_destination
 from net.contexts import ClientContexts, ServerContexts
 from net.dial import Dialer, SocketDialer
@@ -41,6 +42,7 @@ from net.process import BootError, complain, harden, quiet_hooks, read_boot
 from net.resolve import Lookups, Resolver, SystemResolver
 from net.stream import DEFAULT_LIMITS, SocketStream, open_socket_stream, serve_streams
 from net.trust import TrustUnusable, system_bundle_pem
+from net.turns import Turns
 from net.upstream import UpstreamProxy
 from proxy.brokerlink import BrokerLink, SocketBrokerLink
 from proxy.clock import SystemClock
@@ -133,6 +135,7 @@ class Ports:
     dialer: Dialer
     leaves: LeafContexts
     refusal_leaves: LeafContexts
+    turns: Turns = field(default_factory=Turns)
 
 
 class Room:
@@ -176,6 +179,7 @@ class Room:
         self.names = StubNames()
         self.front = FrontDoor(
             names=self.names,
+            turns=ports.turns,
             gate=self.gate,
             directory=directory,
             clock=ports.clock,
@@ -278,7 +282,8 @@ class Worker:
         boot = self._boot
         directory = self._directory = SnapshotDirectory(self._clock)
         journal = self._journal = _journal(boot)
-        link = self._link = SocketBrokerLink(_executors(boot), clock=self._clock, random=os.urandom)
+        turns = Turns()
+        link = self._link = SocketBrokerLink(_executors(boot), clock=self._clock, random=os.urandom, turns=turns)
         leaf_key = ec.generate_private_key(ec.SECP256R1())
         spki = leaf_key.public_key().public_bytes(
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -287,16 +292,18 @@ class Worker:
         vault = VaultChannel(FrameStream(stream, MAX_FROM_VAULT), name=boot.name, spki=spki, handler=self)
         self._vault = vault
         lookups = Lookups(self._resolver, clock=self._clock.boot)
+        share_the_interpreter()
         ports = Ports(
             clock=self._clock,
             random=os.urandom,
             journal=journal,
             broker=link,
-            dialer=SocketDialer(lookups, ClientContexts(), lambda: self._table, upstream=boot.upstream),
+            dialer=SocketDialer(lookups, ClientContexts(), lambda: self._table, upstream=boot.upstream, turns=turns),
             leaves=ServerContexts(leaf_key, vault.chain, now=self._clock.wall),
             refusal_leaves=ServerContexts(
                 leaf_key, vault.refusal_chain, now=self._clock.wall, capacity=REFUSAL_CONTEXTS
             ),
+            turns=turns,
         )
         texts = HelpTexts(ca_pem=boot.ca_pem, bundle_pem=_bundle(boot.ca_pem), environment=boot.environment)
         self._room = Room(ports, directory, texts, on_fault=_fault)

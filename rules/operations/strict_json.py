@@ -25,7 +25,7 @@ class InvalidJson(ValueError):
 
 def load(body: bytes, *, depth: int = MAX_DEPTH, nodes: int = MAX_NODES) -> Any:
     """Return the value of `body`. Raises InvalidJson; time and memory are linear in len(body), which callers bound."""
-    _measure(body, depth, nodes)
+    measure(body, depth, nodes)
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
@@ -47,8 +47,10 @@ def load(body: bytes, *, depth: int = MAX_DEPTH, nodes: int = MAX_NODES) -> Any:
     return value
 
 
-def _measure(body: bytes, depth: int, nodes: int) -> None:
-    """Walk over strings and structure until a cap is passed, so that what costs most is refused soonest.
+def measure(body: bytes, depth: int, nodes: int) -> None:
+    """Raise InvalidJson where `body` has more than `nodes` values or is nested deeper than `depth`.
+
+    Walk over strings and structure until a cap is passed, so that what costs most is refused soonest.
 
     One token at a time: a single search over a hostile body would hold the interpreter for seconds, and with it every
     other sandbox of the process. What no JSON has, closing brackets and strings in a row, is counted as well.

@@ -1,7 +1,7 @@
 """The exchange over in-memory streams: what must end badly first, then what passes, then every split of the bytes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -386,11 +386,11 @@ class Upper:
     keeps_length = True
     holds_head = False
 
-    def feed(self, data: bytes) -> bytes:
-        return data.upper()
+    async def feed(self, data: bytes) -> AsyncIterator[bytes]:
+        yield data.upper()
 
-    def finish(self) -> bytes:
-        return b""
+    async def finish(self) -> AsyncIterator[bytes]:
+        yield b""
 
 
 class Reverse:
@@ -400,14 +400,14 @@ class Reverse:
     holds_head = True
     held = b""
 
-    def feed(self, data: bytes) -> bytes:
+    async def feed(self, data: bytes) -> AsyncIterator[bytes]:
         self.held += data
         if b"secret" in self.held:
             raise AnswerRefused("answer-withheld")
-        return b""
+        yield b""
 
-    def finish(self) -> bytes:
-        return self.held[::-1]
+    async def finish(self) -> AsyncIterator[bytes]:
+        yield self.held[::-1]
 
 
 async def test_transforms_change_the_answer_and_its_framing():

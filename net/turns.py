@@ -1,0 +1,137 @@
+"""Turns: how the sandboxes of one process share its event loop, so that one that floods costs the others little.
+
+    turns = Turns()                     one per process
+    share = turns.share((tenant, id))   one per sandbox; every stream that works for it holds it (`stream.share`)
+    share.wake(waiter)                  instead of waiter.set_result(None): what the stream waited for is here
+    await share.rest()                  between two slices of long work
+
+While one sandbox alone is at work nothing is held back. From the moment that another one woke in the last
+CONTEST_SECONDS, each sandbox gets one wake for each pass of the loop, first come first served inside it, and what the
+woken task runs until it waits again is measured: a sandbox that is DEBT_SECONDS ahead of half of the time pauses. So
+a flood takes one step of each pass and at most about half of the loop, however many connections it comes over.
+
+Before a connection is identified its share is that of its source (`known=False`): it is held back while any sandbox
+is at work, and never makes others wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+CONTEST_SECONDS: Final = 1.0
+"""How long after its last wake a sandbox counts as being at work."""
+DEBT_SECONDS: Final = 0.002
+"""Of work beyond half of the time after which a sandbox pauses until that is made up for."""
+LONGEST_PAUSE: Final = 0.25
+"""One slow step (a descheduled process looks like one) costs no more than this."""
+MAX_SHARES: Final = 4096
+"""Beyond it, those that nobody would miss are forgotten."""
+
+type Owner = tuple[str, str]
+"""(tenant, sandbox); ("", source) before identity is known."""
+
+
+class Turns:
+    """All shares of one process. Used from one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock` gives seconds of a clock that only moves forward."""
+        self.clock = clock
+        self._shares: dict[tuple[Owner, bool], Share] = {}
+        self._latest: Owner | None = None
+        self._latest_at = self._other_at = float("-inf")
+
+    def share(self, owner: Owner, *, known: bool = True) -> Share:
+        """The share of `owner`; the same one every time, while it matters."""
+        share = self._shares.get((owner, known))
+        if share is None:
+            if len(self._shares) >= MAX_SHARES:
+                now = self.clock()
+                self._shares = {key: kept for key, kept in self._shares.items() if not kept.idle(now)}
+            share = self._shares[owner, known] = Share(self, owner, known=known)
+        return share
+
+    @property
+    def remembered(self) -> int:
+        """Shares that are kept."""
+        return len(self._shares)
+
+    def contested(self, share: Share) -> bool:
+        """Note that `share` wakes now; True if somebody else is at work too."""
+        now = self.clock()
+        if not share.known:
+            return now - self._latest_at < CONTEST_SECONDS
+        if share.owner != self._latest:
+            self._latest, self._other_at = share.owner, self._latest_at
+        self._latest_at = now
+        return now - self._other_at < CONTEST_SECONDS
+
+
+class Share:
+    """One sandbox's turns."""
+
+    __slots__ = ("_free_at", "_started", "_turns", "_under_way", "_waiting", "known", "owner")
+
+    def __init__(self, turns: Turns, owner: Owner, *, known: bool) -> None:
+        self.owner = owner
+        self.known = known
+        self._turns = turns
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._under_way = False
+        """A turn is scheduled, runs, or is being paid for."""
+        self._free_at = float("-inf")
+        """When what was worked is paid for: each step costs its time once more, and idle time pays."""
+        self._started = 0.0
+
+    def idle(self, now: float) -> bool:
+        """Nothing waits and nothing is owed: a new share would do as well."""
+        return not self._under_way and not self._waiting and self._free_at <= now
+
+    def wake(self, waiter: asyncio.Future[None]) -> None:
+        """Resolve `waiter`, now or when its turn comes."""
+        if not self._turns.contested(self) and not self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+            return
+        self._waiting.append(waiter)
+        if not self._under_way:
+            self._under_way = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    async def rest(self) -> None:
+        """Let others run, then go on when this sandbox's turn comes."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.wake(waiter)
+        if waiter.done():
+            await asyncio.sleep(0)
+        else:
+            await waiter
+
+    def _turn(self) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                # The loop runs in order what is scheduled: what lies between these two is the woken task alone.
+                loop = asyncio.get_running_loop()
+                loop.call_soon(self._begun)
+                waiter.set_result(None)
+                loop.call_soon(self._ended)
+                return
+        self._under_way = False
+
+    def _begun(self) -> None:
+        self._started = self._turns.clock()
+
+    def _ended(self) -> None:
+        now = self._turns.clock()
+        self._free_at = max(self._free_at, self._started) + 2 * (now - self._started)
+        debt = min(self._free_at - now, LONGEST_PAUSE)
+        loop = asyncio.get_running_loop()
+        if debt >= DEBT_SECONDS:
+            loop.call_later(debt, self._turn)
+        else:
+            loop.call_soon(self._turn)

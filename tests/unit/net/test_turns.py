@@ -1,0 +1,197 @@
+"""Turns of the loop: a flood of one sandbox's wakes takes one step of each pass, and about half of the time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from net.stream import READ_SIZE
+from net.turns import CONTEST_SECONDS, LONGEST_PAUSE, Share, Turns
+from tests.support.streams import MemoryStream
+
+A = ("default", "sb_a")
+B = ("default", "sb_b")
+
+
+class Hand:
+    """A clock that moves by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def contested(turns: Turns, clock: Hand) -> Share:
+    """A's share while B is at work too."""
+    share = turns.share(A)
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    turns.share(B).wake(future)
+    clock.now += CONTEST_SECONDS / 10
+    return share
+
+
+async def passes(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def futures(count: int) -> list[asyncio.Future[None]]:
+    loop = asyncio.get_running_loop()
+    return [loop.create_future() for _ in range(count)]
+
+
+def woken(waiters: list[asyncio.Future[None]]) -> int:
+    return sum(waiter.done() for waiter in waiters)
+
+
+async def test_a_flood_is_woken_one_by_one_while_another_sandbox_is_at_work() -> None:
+    """A hundred streams of one sandbox that get bytes at once do not run in one pass of the loop."""
+    clock = Hand()
+    share = contested(Turns(clock), clock)
+    waiters = futures(100)
+    for waiter in waiters:
+        share.wake(waiter)
+    assert woken(waiters) == 0
+    await passes(4)
+    assert 1 <= woken(waiters) <= 4
+    while woken(waiters) < 100:
+        await asyncio.sleep(0)
+    assert [waiter.done() for waiter in waiters] == [True] * 100
+
+
+async def test_work_beyond_half_of_the_time_is_paid_by_a_pause() -> None:
+    """A step that took 30 ms is followed by no other of that sandbox for about as long, while others go on."""
+    clock = Hand()
+    turns = Turns(clock)
+    share = contested(turns, clock)
+    first, second = futures(2)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+
+    async def work() -> None:
+        await first
+        clock.now += 0.03
+
+    async def other() -> float:
+        await second
+        return loop.time()
+
+    tasks = [asyncio.ensure_future(work()), asyncio.ensure_future(other())]
+    await asyncio.sleep(0)
+    share.wake(first)
+    share.wake(second)
+    await tasks[0]
+    mine = futures(1)
+    turns.share(B).wake(mine[0])
+    await passes(3)
+    assert mine[0].done()
+    assert not second.done()
+    assert await tasks[1] - begun >= 0.02
+
+
+async def test_a_pause_has_an_end() -> None:
+    """A step that seemed to take an hour (a machine that slept) costs at most the longest pause."""
+    clock = Hand()
+    share = contested(Turns(clock), clock)
+    first, second = futures(2)
+
+    async def work() -> None:
+        await first
+        clock.now += 3600.0
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    share.wake(first)
+    share.wake(second)
+    await task
+    async with asyncio.timeout(LONGEST_PAUSE + 5):
+        await second
+
+
+async def test_a_sandbox_alone_is_not_held_back() -> None:
+    """Where nobody else was at work lately, what is woken is woken at once; so it is again once the other is quiet."""
+    clock = Hand()
+    turns = Turns(clock)
+    share = contested(turns, clock)
+    clock.now += 2 * CONTEST_SECONDS
+    waiters = futures(50)
+    for waiter in waiters:
+        share.wake(waiter)
+    assert woken(waiters) == 50
+
+
+async def test_unidentified_connections_hold_nobody_back() -> None:
+    """A flood before identity waits while a sandbox is at work; that sandbox does not wait for the flood."""
+    clock = Hand()
+    turns = Turns(clock)
+    sandbox, source = turns.share(A), turns.share(("", "192.0.2.7"), known=False)
+    (mine,) = futures(1)
+    sandbox.wake(mine)
+    flood = futures(50)
+    for waiter in flood:
+        source.wake(waiter)
+    assert woken(flood) == 0
+    again = futures(10)
+    for waiter in again:
+        sandbox.wake(waiter)
+    assert woken(again) == 10
+    await passes(3)
+    assert 1 <= woken(flood) < 10
+
+
+async def test_a_waiter_that_gave_up_takes_no_turn() -> None:
+    """Cancelled waiters are passed over in the same pass."""
+    clock = Hand()
+    share = contested(Turns(clock), clock)
+    waiters = futures(20)
+    for waiter in waiters:
+        share.wake(waiter)
+    for waiter in waiters[:19]:
+        waiter.cancel()
+    await passes(2)
+    assert waiters[19].done()
+
+
+async def test_a_stream_that_breaks_does_not_wait_for_its_turn() -> None:
+    """A reader whose bytes came and whose stream was then cut goes on at once: a cut is finished soon."""
+    clock = Hand()
+    turns = Turns(clock)
+    share = contested(turns, clock)
+    near, far = MemoryStream.pair()
+    near.share = share
+    for waiter in futures(500):
+        share.wake(waiter)
+    reading = asyncio.ensure_future(near.receive(READ_SIZE))
+    await asyncio.sleep(0)
+    far.write(b"x")
+    near.abort()
+    await passes(2)
+    assert reading.done()
+    assert await reading == b"x"
+
+
+async def test_a_rest_lets_others_run() -> None:
+    """Between two slices of work every other task gets a turn, whether or not anybody else is at work."""
+    clock = Hand()
+    turns = Turns(clock)
+    seen: list[str] = []
+
+    async def long() -> None:
+        for number in range(3):
+            seen.append(f"slice {number}")
+            await turns.share(A).rest()
+
+    async def short() -> None:
+        seen.append("other")
+
+    await asyncio.gather(long(), short())
+    assert seen.index("other") == 1
+
+
+async def test_shares_nobody_needs_are_forgotten() -> None:
+    """However many owners come and go, what is remembered of them is bounded."""
+    turns = Turns()
+    for number in range(10_000):
+        turns.share(("default", f"sb_{number}"))
+    assert turns.remembered <= 4096
