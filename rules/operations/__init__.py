@@ -22,8 +22,10 @@ from rules.arguments import Value
 from rules.facts import RequestFacts
 from rules.operations import (
     anthropic,
+    aws,
     cohere,
     crates_index,
+    forms,
     gemini,
     go_module,
     graphql,
@@ -31,6 +33,7 @@ from rules.operations import (
     jsonrpc,
     maven,
     mcp,
+    method_name,
     openai,
     s3,
 )
@@ -48,6 +51,9 @@ def _later(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Mappi
 
 EVALUATORS: Mapping[str, Evaluator] = {
     LATER: _later,
+    "aws_action": aws.evaluate,
+    "call": method_name.evaluate,
+    "form": forms.evaluate,
     "graphql": graphql.evaluate,
     "json_fields": json_fields.evaluate,
     "jsonrpc": jsonrpc.evaluate,
@@ -68,6 +74,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
 _MODEL = frozenset({"model"})
 
 HEAD_MATCHERS: Mapping[str, HeadMatcher] = {
+    "method_name": method_name.match,
     "crates_index": crates_index.head,
     "go_module": go_module.head,
     "maven": maven.head,
@@ -76,6 +83,9 @@ HEAD_MATCHERS: Mapping[str, HeadMatcher] = {
 """Matcher name -> head matcher. The names of both registries differ."""
 
 ARGUMENTS: Mapping[str, Callable[[Mapping[str, Any]], frozenset[str]]] = {
+    "aws_action": aws.arguments,
+    "call": method_name.call_arguments,
+    "form": forms.arguments,
     "crates_index": lambda params: frozenset({"crate"}),
     "go_module": lambda params: frozenset({"module", "version"}),
     "graphql": graphql.arguments,
@@ -90,11 +100,15 @@ ARGUMENTS: Mapping[str, Callable[[Mapping[str, Any]], frozenset[str]]] = {
     "llm_openai_embeddings": openai.arguments,
     "maven": lambda params: frozenset({"package", "version"}),
     "mcp": mcp.arguments,
+    "method_name": method_name.arguments,
     "s3": s3.arguments,
 }
 """Matcher name -> the arguments that it may state under these parameters."""
 
 _CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
+    "aws_action": aws.check,
+    "call": method_name.check_call,
+    "form": forms.check,
     "crates_index": crates_index.check,
     "go_module": go_module.check,
     "graphql": graphql.check,
@@ -105,6 +119,7 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
     "maven": maven.check,
     "jsonrpc": jsonrpc.check,
     "mcp": mcp.check,
+    "method_name": method_name.check,
     "s3": s3.check,
 }
 """Matchers whose parameters need more than names; each raises ValueError with a fixed sentence."""
