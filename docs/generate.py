@@ -14,7 +14,7 @@ import click
 import typer.main
 
 from exeat.cli import app
-from rules.catalogue import Endpoint, ServiceDef, builtin_services, read_builtin
+from rules.catalogue import AUTHORITY_FILE, Endpoint, ServiceDef, authority_list, builtin_services, read_builtin
 from rules.reasons import REASONS
 from rules.yaml12 import load
 
@@ -60,7 +60,7 @@ def services_page() -> str:
     parts.append(
         f"The catalogue has {len(services)} services, one file each in `rules/services/`. A rule names a service and\n"
         "operations by name or by effect: `{service: github, operations: [read], with: {repository: acme/*}}`. What a\n"
-        "service does not describe is denied. An operation with effect mint has to be named itself, since its answer is\n"
+        "service does not describe is denied. An operation with effect mint has to be named itself: its answer is\n"
         "authority. `later` marks what is known by name and denied until it can be recognised. A bold\n"
         "argument must be bound by every rule that allows the operation, since the place belongs to everybody.\n\n"
         "| Service | | Operations | Credential |\n|---|---|---|---|\n"
@@ -127,13 +127,16 @@ PAGES = {"commands.md": commands_page, "refusals.md": refusals_page, "services.m
 
 
 def main(arguments: list[str]) -> int:
-    stale = [name for name, page in PAGES.items() if _read(FOLDER / name) != page()]
+    wanted = {FOLDER / name: page() for name, page in PAGES.items()}
+    wanted[FOLDER.parent / "rules" / "services" / AUTHORITY_FILE] = authority_list(builtin_services())
+    stale = [path for path, text in wanted.items() if _read(path) != text]
     if "--check" in arguments:
-        for name in stale:
-            print(f"docs/{name} is not what the code says: run 'make docs'", file=sys.stderr)  # noqa: T201
+        for path in stale:
+            name = path.relative_to(FOLDER.parent)
+            print(f"{name} is not what the code says: run 'make docs'", file=sys.stderr)  # noqa: T201
         return 1 if stale else 0
-    for name in stale:
-        (FOLDER / name).write_text(PAGES[name](), encoding="utf-8")
+    for path in stale:
+        path.write_text(wanted[path], encoding="utf-8")
     return 0
 
 

@@ -7,12 +7,14 @@
 3. `like`/`base` puts a service under another base URL: hosts, port and path prefix change, nothing else. Hosts
    without a `mirror:` and requests with `when: public` stay behind; they are not operations there.
 
-read_builtin() is the only reader of files in this room: package data, once, at import. Everything else is pure.
+read_builtin() and the list of authority are the only readers of files in this room: package data, once, at import.
+Everything else is pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import resources
 from urllib.parse import urlsplit
@@ -32,6 +34,7 @@ from rules.service import (
 from rules.service_file import CatalogueError, parse_service
 
 __all__ = [
+    "AUTHORITY_FILE",
     "AUTH_HEADERS",
     "AUTH_QUERY",
     "EFFECTS",
@@ -43,6 +46,7 @@ __all__ = [
     "ServiceDef",
     "ServiceTest",
     "UnknownService",
+    "authority_list",
     "builtin_services",
     "parse_service",
     "read_builtin",
@@ -94,7 +98,7 @@ def read_builtin() -> dict[str, str]:
 
 
 def builtin_services() -> Mapping[str, ServiceDef]:
-    """The services that come with the package, by name."""
+    """The services that come with the package, by name. One is parsed when it is first asked for."""
     return _BUILTIN
 
 
@@ -120,9 +124,49 @@ def _split_base(base: str) -> tuple[Scheme, Host, int, str]:
     return scheme, host, port, prefix
 
 
-_BUILTIN: Mapping[str, ServiceDef] = {
-    service.name: service for service in (parse_service(text, name) for name, text in read_builtin().items())
-}
+class _Builtin(Mapping[str, ServiceDef]):
+    """The services of the package by name. Texts are read at once, each is parsed when it is first asked for.
+
+    Most processes never ask for one, and a policy names a few of many: parsing all takes seconds.
+    """
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = {name.removesuffix(".yaml"): text for name, text in texts.items()}
+        self._parsed: dict[str, ServiceDef] = {}
+
+    def __getitem__(self, name: str) -> ServiceDef:
+        if name not in self._parsed:
+            self._parsed[name] = parse_service(self._texts[name], f"{name}.yaml")
+        return self._parsed[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._texts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+def _authority() -> tuple[frozenset[str], frozenset[str]]:
+    """Return the header and query names that the services call authority, from the list that `make docs` keeps."""
+    known = json.loads((resources.files("rules") / "services" / AUTHORITY_FILE).read_text(encoding="utf-8"))
+    return frozenset(known["headers"]), frozenset(known["query"])
+
+
+def authority_list(services: Mapping[str, ServiceDef]) -> str:
+    """The text of AUTHORITY_FILE for `services`: the union of every auth slot that they describe, sorted."""
+    headers = sorted({name for service in services.values() for name in service.auth_headers})
+    query = sorted({name for service in services.values() for name in service.auth_query})
+    return json.dumps({"headers": headers, "query": query}, indent=1) + "\n"
+
+
+AUTHORITY_FILE = "authority.json"
+"""Written from the services, so that a process that needs only these names parses none of them. A test compares."""
+
+_BUILTIN = _Builtin(read_builtin())
+_HEADERS, _QUERY = _authority()
 
 _WELL_KNOWN_HEADERS = """
     authorization proxy-authorization cookie x-api-key api-key apikey x-apikey x-auth-token x-access-token
@@ -141,12 +185,8 @@ _WELL_KNOWN_QUERY = """
     session_token sessionid
 """
 
-AUTH_HEADERS: frozenset[str] = frozenset(_WELL_KNOWN_HEADERS.split()) | {
-    name for service in _BUILTIN.values() for name in service.auth_headers
-}
+AUTH_HEADERS: frozenset[str] = frozenset(_WELL_KNOWN_HEADERS.split()) | _HEADERS
 """Lower-case names of every header that is known to carry authority, at any provider (RULINGS 4.2)."""
 
-AUTH_QUERY: frozenset[str] = frozenset(_WELL_KNOWN_QUERY.split()) | {
-    name for service in _BUILTIN.values() for name in service.auth_query
-}
+AUTH_QUERY: frozenset[str] = frozenset(_WELL_KNOWN_QUERY.split()) | _QUERY
 """Lower-case query names that carry authority or belong to a signed URL; compare them in lower case."""

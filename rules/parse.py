@@ -13,9 +13,10 @@ Everything that is wrong is reported together, each with file:line:column; nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from rules import grammar
 from rules.catalogue import (
@@ -142,7 +143,8 @@ def _raise(problems: Problems) -> None:
 def _services(
     sources: Sources, files: list[tuple[Node, dict[str, Node]]], problems: Problems
 ) -> Mapping[str, ServiceDef]:
-    services = dict(builtin_services())
+    # The built-in ones stay behind, so that only those are parsed that policy names.
+    services: ChainMap[str, ServiceDef] = ChainMap({}, cast("MutableMapping[str, ServiceDef]", builtin_services()))
     for name, text in sorted(sources.services.items()):
         try:
             service = parse_service(text, name)

@@ -1,19 +1,24 @@
 """The catalogue: files that say what they mean, and services that do what their tests say."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from importlib import resources
 
 import pytest
 
 from rules.catalogue import (
     AUTH_HEADERS,
     AUTH_QUERY,
+    AUTHORITY_FILE,
     EFFECTS,
     CatalogueError,
     InvalidBase,
     ServiceDef,
     ServiceTest,
     UnknownService,
+    authority_list,
     builtin_services,
     parse_service,
     read_builtin,
@@ -309,6 +314,23 @@ def test_known_auth_slots_are_known_everywhere() -> None:
         if service.credential is not None:
             assert service.credential.slot.name in service.auth_headers
     assert all(name == name.lower() for name in AUTH_HEADERS | AUTH_QUERY)
+    kept = (resources.files("rules") / "services" / AUTHORITY_FILE).read_text("utf-8")
+    assert kept == authority_list(SERVICES), "run make docs"
+
+
+def test_a_policy_parses_only_the_services_that_it_names() -> None:
+    """Expect a process that decides, and a policy with one service, not to read the whole catalogue."""
+    code = (
+        "from rules import authority\n"
+        "from rules.catalogue import builtin_services\n"
+        "from rules.parse import Sources, parse_sources\n"
+        "assert not builtin_services()._parsed\n"
+        "text = 'version: 1\\nroles: {r: {allow: [{service: pypi, operations: [read]}]}}\\n'\n"
+        "parse_sources(Sources(policy={'policy.yaml': text}, credentials=None, services={}))\n"
+        "assert set(builtin_services()._parsed) == {'pypi'}, builtin_services()._parsed\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_every_file_of_the_package_is_one_service() -> None:
