@@ -3,7 +3,7 @@
   1 statement    one sealed frame within 5 s, from a worker of this boot, fresh
   2 snapshot     one policy version and the sandbox as it is known here
   3 facts        built anew from the statement, as every entry point builds them
-  4 body         where it was judged: read whole, its digest equal to the statement's
+  4 body         where it was judged, whole or its beginning: read, its digest equal to the statement's
   5 decide       decide_request on our own policy; what the worker said is compared, never used
   6 open         the vault's last word, after its durable intent; the material of this one call comes with it
   7 apply        the kind's injection: every known auth slot removed, then ours set
@@ -298,23 +298,29 @@ class Executor:
         record: Fields,
     ) -> tuple[bytes | None, BodyAttested | None]:
         """4: the body where the statement says that it was judged, and what of it we attest to the vault."""
-        if statement.body.kind != "sha256":
+        plan = statement.body
+        if not plan.judges:
             return None, None
         before = decide_request(policy, sandbox, facts, self._clock.wall())
         bound = min(before.bound, JUDGED_BYTES) if isinstance(before, NeedsBody) else JUDGED_BYTES
         if isinstance(before, Denied):
             return None, None  # 5 refuses it, without a byte of body held here
-        if statement.body.length > bound:
+        if plan.prefix and not isinstance(before, NeedsBody):
+            return None, None  # ours does not look at it: it streams from its first byte
+        if plan.prefix and not (isinstance(before, NeedsBody) and before.prefix and plan.prefix == before.bound):
+            same = statement.policy_digest == policy.digest
+            raise _Refused(Refusal(reason="body-not-judged" if same else "policy-changing"), record)
+        if plan.kind == "sha256" and plan.length > bound:
             raise _Refused(Refusal(reason="body-not-judged"), record)
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                body = await side.read_whole(bound)
+                body = await (side.read_ahead(plan.prefix) if plan.prefix else side.read_whole(bound))
         except HeadRefused as error:
             raise _Refused(Refusal(reason=error.reason), record) from None
         except TimeoutError:
             raise _Refused(Refusal(reason="client-timeout"), record) from None
         digest = sha256(body).digest()
-        if not hmac.compare_digest(digest, statement.body.sha256):
+        if not hmac.compare_digest(digest, plan.sha256):
             raise _Refused(Refusal(reason="body-not-judged"), {**record, "error": "body-differs"})
         with_body = facts_of(statement, body)
         found = await self._aside(sandbox, len(body), lambda: _attest(policy, sandbox, with_body), record)
@@ -435,7 +441,7 @@ class Executor:
             target=target,
             headers=tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers),
             framing=_framing(statement),
-            body=body,
+            body=body if statement.body.kind == "sha256" else None,
             request_limit=permit.restrictions.request_bytes,
             response_limit=permit.restrictions.response_bytes,
             drop_trailers=True,

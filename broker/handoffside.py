@@ -74,6 +74,23 @@ class HandoffSide:
             pieces.append(data)
         return b"".join(pieces)
 
+    async def read_ahead(self, size: int) -> bytes:
+        """The first `size` bytes of the body, which are read again by who streams it. Raises as read_whole."""
+        pieces: list[bytes] = []
+        held = 0
+        while held < size:
+            data = await self.read_body()
+            if data is None:
+                raise HeadRefused("body-not-judged", "the body is shorter than what was judged of it")
+            held += len(data)
+            pieces.append(data)
+        whole = b"".join(pieces)
+        self._pieces.appendleft(whole)
+        self._size += held
+        if self._size >= HIGH_WATER:
+            self._room.clear()
+        return whole[:size]
+
     async def read_body(self) -> bytes | None:
         while True:
             data, ready = self.read_body_nowait()

@@ -121,7 +121,7 @@ class BrokerLink(Protocol):
     """The port to the broker. One hand-off is one exchange; nothing is shared between two."""
 
     async def open(self, request: HandoffRequest, judged_body: bytes | None = None) -> HandoffExchange:
-        """Seal and send the statement and, where one was judged, its body. Raises BrokerUnavailable."""
+        """Seal and send the statement and, where one was judged, its body or beginning. Raises BrokerUnavailable."""
         ...
 
 
@@ -155,7 +155,7 @@ class SocketBrokerLink:
     async def open(self, request: HandoffRequest, judged_body: bytes | None = None) -> HandoffExchange:
         if not self._key:
             raise BrokerUnavailable("no key for hand-offs yet")
-        if (judged_body is not None) != (request.body.kind == "sha256"):
+        if (judged_body is not None) != request.body.judges:
             raise BrokerUnavailable("the body plan and the judged body do not fit")
         ours, theirs = socket_pair()
         try:
@@ -174,7 +174,8 @@ class SocketBrokerLink:
             if judged_body is not None:
                 for start in range(0, len(judged_body), DATA_CHUNK):
                     frames.send(body_frame(judged_body[start : start + DATA_CHUNK]))
-                frames.send(BODY_END_FRAME)
+                if not request.body.prefix:
+                    frames.send(BODY_END_FRAME)
             await frames.drain()
         except (StreamBroken, WireError):
             frames.abort()

@@ -79,10 +79,14 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedsBody:
-    """Not yet: read at most `bound` bytes of body and ask `body`. More bytes: refuse `body-not-judged`."""
+    """Not yet: read at most `bound` bytes of body and ask `body`. More bytes: refuse `body-not-judged`.
+
+    With `prefix` more bytes are fine: ask with the first `bound` of them, and stream all of them if it passes.
+    """
 
     request_id: RequestId
     bound: int
+    prefix: bool = False
     who: Identified
     facts: RequestFacts
     seen: Seen
@@ -228,9 +232,10 @@ class Gate:
         """Judge a request at header time. Never raises but CancelledError."""
         return await self._pass(self.new_id(), who, facts, seen, self._clock.boot())
 
-    async def body(self, waiting: NeedsBody, body: bytes) -> Refuse | Handoff | Forward:
-        """Judge the same request with its whole body. Never raises but CancelledError."""
-        facts = replace(waiting.facts, body=body)
+    async def body(self, waiting: NeedsBody, body: bytes, *, partial: bool = False) -> Refuse | Handoff | Forward:
+        """Judge the same request with its whole body, or `partial` with its beginning. Never raises but CancelledError.
+        """
+        facts = replace(waiting.facts, body=body, partial=partial)
         verdict = await self._pass(waiting.request_id, waiting.who, facts, waiting.seen, waiting.started)
         if isinstance(verdict, NeedsBody):
             return await self.refuse_waiting(waiting, "internal-error")
@@ -260,7 +265,13 @@ class Gate:
                 return await self._no(request_id, verdict, judged.sandbox, who.channel, facts, seen)
             case ruling.NeedsBody():
                 return NeedsBody(
-                    request_id=request_id, bound=verdict.bound, who=who, facts=facts, seen=seen, started=started
+                    request_id=request_id,
+                    bound=verdict.bound,
+                    prefix=verdict.prefix,
+                    who=who,
+                    facts=facts,
+                    seen=seen,
+                    started=started,
                 )
             case Permit():
                 pass
@@ -780,7 +791,7 @@ def dropped_headers(facts: RequestFacts, permit: Permit) -> frozenset[str]:
 
 def declared_length(facts: RequestFacts) -> int:
     """The Content-Length, 0 where none is declared (its form was checked by the head's parser)."""
-    if isinstance(facts.body, bytes):
+    if isinstance(facts.body, bytes) and not facts.partial:
         return len(facts.body)
     values = facts.header("content-length")
     return int(values[0]) if len(values) == 1 and values[0].isdigit() else 0

@@ -112,6 +112,8 @@ def match_operation(op: Operation, facts: RequestFacts) -> Matched | WantsBody |
     if op.body is not None:
         if op.body.prefix and any(value.strip().lower() != "identity" for value in facts.header("content-encoding")):
             return NoMatch(near="header")  # the beginning of a coded body is not the beginning that the origin reads
+        if facts.partial and not op.body.prefix:
+            return NoMatch(near="body")
         match facts.body:
             case None:
                 return WantsBody(bound=op.body.bound, prefix=op.body.prefix)

@@ -9,7 +9,8 @@ Rules (RULINGS 2.1-2.4, decision record 0003):
 
 1. The first frame is the sealed statement, and nothing is acted on before its seal is verified.
 2. A judged body (plan `sha256`) follows the statement at once and ends with BODY_END, before the verdict: the
-   executor judges those very bytes. A streamed body is sent after CONTINUE.
+   executor judges those very bytes. A streamed body is sent after CONTINUE. Where only its beginning was judged
+   (`prefix`, decision 10), those bytes follow the statement at once, and the rest goes after CONTINUE.
 3. REFUSED exists only as a frame, so that no upstream can forge one: what came from upstream is HEAD and DATA.
 4. An answer without END is cut short: the worker aborts its client's message, never ends it well-formed.
 5. One request per socket. Bytes after END or REFUSED, or an unknown frame type, close it.
@@ -31,7 +32,7 @@ from rules.names import Host, InvalidName, Scheme
 from wire.fields import FieldReader, FieldWriter
 from wire.frames import Frame, WireError, encode_frame
 
-VERSION = 1
+VERSION = 2
 AUDIENCE = "exeat-broker"
 LIFE_SECONDS = 5.0
 """A statement is refused later than this after its issue time (RULINGS 2.3)."""
@@ -49,6 +50,8 @@ MAX_HEAD_FIELD = 64 * 1024
 MAX_HEADERS = 128
 MAX_SHORT = 512
 MAX_TARGET = 16 * 1024
+MAX_PREFIX = 1 << 20
+"""Bytes at the beginning of a body that may be judged alone."""
 
 _SEAL_CONTEXT = b"exeat hand-off statement 1\x00"
 
@@ -92,24 +95,41 @@ class Evidence:
 class BodyPlan:
     """How the request body travels. `length` is set for `length` and `sha256`; `sha256` holds the judged bytes' digest.
 
-    Raises WireError at construction where the parts do not fit together.
+    `prefix` is how many bytes at the beginning of a streamed body were judged; there are more behind them. Raises
+    WireError at construction where the parts do not fit together.
     """
 
     kind: BodyKind = "none"
     length: int = 0
     sha256: bytes = b""
+    prefix: int = 0
 
     def __post_init__(self) -> None:
         sized = self.kind in ("length", "sha256")
         if self.kind not in _BODY_KINDS or self.length < 0 or (self.length and not sized):
             raise WireError("the body plan contradicts itself")
-        if len(self.sha256) != (32 if self.kind == "sha256" else 0):
+        if not 0 <= self.prefix <= MAX_PREFIX or (self.prefix and self.kind not in ("length", "chunked")):
             raise WireError("the body plan contradicts itself")
+        if self.kind == "length" and self.prefix and self.prefix >= self.length:
+            raise WireError("the body plan contradicts itself")
+        if len(self.sha256) != (32 if self.judges else 0):
+            raise WireError("the body plan contradicts itself")
+
+    @property
+    def judges(self) -> bool:
+        """Some bytes of the body, or all, were judged and travel before the verdict."""
+        return self.kind == "sha256" or self.prefix > 0
 
     @classmethod
     def judged(cls, body: bytes) -> BodyPlan:
         """The plan for a body that was read and judged whole."""
         return cls(kind="sha256", length=len(body), sha256=hashlib.sha256(body).digest())
+
+    @classmethod
+    def begun(cls, judged: bytes, length: int | None) -> BodyPlan:
+        """The plan for a streamed body of `length` bytes (None: chunked) that was judged by its first bytes."""
+        kind: BodyKind = "chunked" if length is None else "length"
+        return cls(kind=kind, length=length or 0, sha256=hashlib.sha256(judged).digest(), prefix=len(judged))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +205,7 @@ def facts_of(statement: Statement, body: bytes | BodyAttested | None = None) -> 
         body=body,
         has_body=facts.has_body,
         upgrade=facts.upgrade,
+        partial=statement.body.prefix > 0,
     )
 
 
@@ -240,7 +261,7 @@ def _encode(statement: Statement) -> bytes:
     writer.flag(statement.scheme == "https").text(statement.host, MAX_SHORT).number(statement.port, 2)
     writer.text(statement.target, MAX_TARGET).pairs(statement.headers, MAX_HEADERS, MAX_HEAD_FIELD)
     writer.number(_BODY_KINDS.index(statement.body.kind), 1).number(statement.body.length)
-    writer.data(statement.body.sha256, 32).text(statement.upgrade, MAX_SHORT)
+    writer.data(statement.body.sha256, 32).number(statement.body.prefix).text(statement.upgrade, MAX_SHORT)
     writer.text(statement.rule, MAX_SHORT).text(statement.operation, MAX_SHORT)
     writer.pairs(statement.arguments, MAX_HEADERS, MAX_TARGET).text(statement.credential, MAX_SHORT)
     return writer.finish()
@@ -264,7 +285,8 @@ def _decode(encoded: bytes) -> Statement:
     kind = reader.number(1)
     if kind >= len(_BODY_KINDS):
         raise WireError("the body plan is unknown")
-    body = BodyPlan(kind=_BODY_KINDS[kind], length=reader.number(), sha256=reader.data(32))
+    length, judged, prefix = reader.number(), reader.data(32), reader.number()
+    body = BodyPlan(kind=_BODY_KINDS[kind], length=length, sha256=judged, prefix=prefix)
     upgrade, rule, operation = reader.text(MAX_SHORT), reader.text(MAX_SHORT), reader.text(MAX_SHORT)
     arguments, credential = reader.pairs(MAX_HEADERS, MAX_TARGET), reader.text(MAX_SHORT)
     reader.finish()

@@ -348,8 +348,7 @@ def _no(request_id: str, reason: str) -> Refused:
 
 def _facts(statement: Statement, attested: BodyAttested | None, record: Fields) -> RequestFacts:
     request = statement.request_id
-    judged = statement.body.kind == "sha256"
-    if attested is not None and (not judged or attested.sha256 != statement.body.sha256):
+    if attested is not None and (not statement.body.judges or attested.sha256 != statement.body.sha256):
         raise _Refuse(_no(request, "internal-error"), {**record, "error": "attestation-mismatch"})
     try:
         return facts_of(statement, attested)

@@ -13,11 +13,13 @@ import asyncio
 import contextlib
 from typing import Final, assert_never
 
+from net.exchange import ClientSide
 from net.http1 import ServerConnection
 from net.stream import ByteStream, StreamBroken
 from proxy.answers import refuse_with
 from proxy.brokerlink import BrokerLink, BrokerUnavailable, HandoffBroken, HandoffExchange, HandoffRequest
 from proxy.gate import Gate, Handoff, Refuse
+from proxy.lanes.judged import Judged, Resumed
 from proxy.ports import LiveHandle, LiveKey, LiveSet
 from proxy.records import Outcome
 from wire.handoff import (
@@ -70,7 +72,7 @@ class BrokerLane:
         self._answer_seconds = answer_seconds
 
     async def hand_off(
-        self, connection: ServerConnection, head: RequestHead, passage: Handoff, body: bytes | None
+        self, connection: ServerConnection, head: RequestHead, passage: Handoff, judged: Judged | None
     ) -> bool:
         """Hand one request off; True: the connection can carry another. Writes passage's end, always."""
         error = "internal-error"
@@ -80,7 +82,7 @@ class BrokerLane:
         try:
             handle = self._live.add(_key(passage), run.cut, lambda new: self._gate.still_allowed(passage, new))
             async with asyncio.timeout(self._open_seconds):
-                exchange = await self._link.open(request_of(head, passage, body), body)
+                exchange = await self._link.open(request_of(head, passage, judged), judged.data if judged else None)
             run.exchange = exchange
             async with asyncio.timeout(self._verdict_seconds):
                 verdict = await exchange.receive()
@@ -93,7 +95,7 @@ class BrokerLane:
                 case AnswerAbort():
                     return await self._told(connection, passage, _aborted(passage, verdict.reason))
                 case Continue():
-                    return await self._relay(connection, head, passage, exchange, run, streamed=body is None)
+                    return await self._relay(connection, head, passage, exchange, run, judged)
                 case _:
                     return await self._told(connection, passage, _aborted(passage, "broker-unavailable"))
         except (BrokerUnavailable, HandoffBroken, TimeoutError):
@@ -124,14 +126,13 @@ class BrokerLane:
         passage: Handoff,
         exchange: HandoffExchange,
         run: _Run,
-        *,
-        streamed: bool,
+        judged: Judged | None,
     ) -> bool:
         """Body up and answer down at once. Raises HandoffBroken, TimeoutError, StreamBroken."""
         uploading: asyncio.Task[None] | None = None
-        if streamed and request_framing(head) != NO_BODY:
+        if (judged is None or judged.whole is None) and request_framing(head) != NO_BODY:
             await connection.send_continue()
-            uploading = asyncio.ensure_future(self._upload(connection, passage, exchange))
+            uploading = asyncio.ensure_future(self._upload(connection, passage, exchange, judged))
         connection.on_broken(exchange.cancel)
         try:
             while True:
@@ -176,11 +177,19 @@ class BrokerLane:
                     await uploading
         return not connection.must_close
 
-    async def _upload(self, connection: ServerConnection, passage: Handoff, exchange: HandoffExchange) -> None:
-        """The request body, piece by piece; what breaks cancels the call at the broker."""
+    async def _upload(
+        self, connection: ServerConnection, passage: Handoff, exchange: HandoffExchange, judged: Judged | None
+    ) -> None:
+        """The request body, piece by piece, without what was sent to be judged; what breaks cancels the call."""
         counted = "content-length" in {name for name, _ in passage.facts.headers}
+        client: ClientSide = connection
+        if judged is not None:
+            client = Resumed(connection, judged.behind or b"")
         try:
-            while (piece := await connection.read_body()) is not None:
+            if judged is not None and not counted and not self._gate.charge_upload(passage, len(judged.data)):
+                exchange.cancel()
+                return
+            while (piece := await client.read_body()) is not None:
                 if not counted and not self._gate.charge_upload(passage, len(piece)):
                     exchange.cancel()
                     return
@@ -237,7 +246,7 @@ async def _pump_up(stream: ByteStream, exchange: HandoffExchange) -> None:
         exchange.cancel()
 
 
-def request_of(head: RequestHead, passage: Handoff, body: bytes | None) -> HandoffRequest:
+def request_of(head: RequestHead, passage: Handoff, judged: Judged | None) -> HandoffRequest:
     """What the worker says of the request it judged. The slot's header goes along: the broker checks it itself."""
     facts, permit = passage.facts, passage.permit
     destination = permit.destination
@@ -261,7 +270,7 @@ def request_of(head: RequestHead, passage: Handoff, body: bytes | None) -> Hando
         port=destination.port,
         target=facts.target,
         headers=tuple(headers),
-        body=plan_of(request_framing(head), body),
+        body=plan_of(request_framing(head), judged),
         upgrade=facts.upgrade or "",
         rule=permit.rule,
         operation=permit.operation,
@@ -270,10 +279,12 @@ def request_of(head: RequestHead, passage: Handoff, body: bytes | None) -> Hando
     )
 
 
-def plan_of(framing: Framing, body: bytes | None) -> BodyPlan:
-    """How the body travels: judged whole, or streamed as the client frames it."""
-    if body is not None:
-        return BodyPlan.judged(body)
+def plan_of(framing: Framing, judged: Judged | None) -> BodyPlan:
+    """How the body travels: judged whole, or streamed as the client frames it, its beginning judged or not."""
+    if judged is not None and judged.whole is not None:
+        return BodyPlan.judged(judged.whole)
+    if judged is not None:
+        return BodyPlan.begun(judged.data, framing.size if isinstance(framing, Length) else None)
     match framing:
         case Length(size):
             return BodyPlan(kind="length", length=size)

@@ -4,7 +4,8 @@
 one request and says whether the connection can go on. Per request:
 
     head -> facts -> help host?  -> gate.head -> Refuse     answered at once, reading paused, discard bounded
-                                              -> NeedsBody  100 Continue by us, at most the bound, gate.body
+                                              -> NeedsBody  100 Continue by us, at most the bound, gate.body; or its
+                                                            first bytes (`prefix`), and the rest streams behind them
                                               -> Forward    pool and dialer, net.exchange, WebSocket where permitted
                                               -> Handoff    lanes/handoff.py
     gate.done(outcome)                                      always, whatever was raised
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from net.dial import DialError, DialTarget
-from net.exchange import AnswerRefused, ExchangeResult, OutgoingRequest, exchange
+from net.exchange import AnswerRefused, ClientSide, ExchangeResult, OutgoingRequest, exchange
 from net.http1 import ServerConnection
 from net.pool import Lease, Pool, PoolKey
 from net.stream import Headers, StreamBroken
@@ -32,6 +33,7 @@ from proxy.gate import Forward, Gate, Handoff, NeedsBody, Refuse
 from proxy.help import HelpHost, HelpRefused, is_help
 from proxy.identity import Identified, same_identity
 from proxy.lanes.handoff import BrokerLane
+from proxy.lanes.judged import Judged, Resumed
 from proxy.limits import BodyShare, RefusalPace
 from proxy.ports import LiveHandle, LiveKey, LiveSet
 from proxy.records import Outcome, Seen
@@ -133,25 +135,25 @@ class Http1Lane:
             return await self._carry_out(visit, head, asked, None)
         share = self._gate.body_share(asked)
         try:
-            verdict, body = await self._judge_body(visit, asked, share)
-            return await self._carry_out(visit, head, verdict, body)
+            verdict, judged = await self._judge_body(visit, asked, share)
+            return await self._carry_out(visit, head, verdict, judged)
         finally:
             share.close()
 
     async def _carry_out(
-        self, visit: Visit, head: RequestHead, verdict: Refuse | Handoff | Forward, body: bytes | None
+        self, visit: Visit, head: RequestHead, verdict: Refuse | Handoff | Forward, judged: Judged | None
     ) -> bool:
         match verdict:
             case Refuse():
                 return await self._tell(visit, verdict)
             case Handoff():
                 try:
-                    return await self._broker.hand_off(visit.connection, head, verdict, body)
+                    return await self._broker.hand_off(visit.connection, head, verdict, judged)
                 finally:
                     await self._gate.done(verdict, _FAULT)
             case Forward():
                 try:
-                    return await self._forward(visit, head, verdict, body)
+                    return await self._forward(visit, head, verdict, judged)
                 finally:
                     await self._gate.done(verdict, _FAULT)
             case _:
@@ -181,19 +183,21 @@ class Http1Lane:
 
     async def _judge_body(
         self, visit: Visit, waiting: NeedsBody, share: BodyShare
-    ) -> tuple[Refuse | Handoff | Forward, bytes | None]:
-        """Collect at most the bound and ask again (RULINGS 11.4)."""
+    ) -> tuple[Refuse | Handoff | Forward, Judged | None]:
+        """Collect at most the bound and ask again (RULINGS 11.4); with `prefix` a piece more."""
         gate, connection = self._gate, visit.connection
         collected = bytearray()
         try:
             async with asyncio.timeout(self._collect_seconds):
                 await connection.send_continue()
-                incoming = connection.body(limit=waiting.bound)
+                incoming = connection.body(limit=None if waiting.prefix else waiting.bound)
                 while (piece := await incoming.read()) is not None:
                     if not share.take(len(piece)):
                         return await self._unjudged(visit, waiting, "too-many-requests"), None
                     collected += piece
                     if len(collected) > waiting.bound:
+                        if waiting.prefix:
+                            break
                         return await self._unjudged(visit, waiting, "body-not-judged"), None
         except HeadRefused as error:
             code = "body-not-judged" if error.reason == "body-too-large" else error.reason
@@ -202,8 +206,10 @@ class Http1Lane:
             return await self._unjudged(visit, waiting, "client-timeout"), None
         except StreamBroken:
             return await self._unjudged(visit, waiting, "client-timeout"), None
-        body = bytes(collected)
-        return await gate.body(waiting, body), body
+        body, behind = bytes(collected[: waiting.bound]), bytes(collected[waiting.bound :])
+        if not behind:
+            return await gate.body(waiting, body), Judged(data=body)
+        return await gate.body(waiting, body, partial=True), Judged(data=body, behind=behind)
 
     async def _unjudged(self, visit: Visit, waiting: NeedsBody, code: str) -> Refuse:
         visit.connection.must_close = True
@@ -211,15 +217,15 @@ class Http1Lane:
 
     # --- plain allowed traffic ---
 
-    async def _forward(self, visit: Visit, head: RequestHead, passage: Forward, body: bytes | None) -> bool:
-        first, again = await self._attempt(visit, head, passage, body, fresh=False)
+    async def _forward(self, visit: Visit, head: RequestHead, passage: Forward, judged: Judged | None) -> bool:
+        first, again = await self._attempt(visit, head, passage, judged, fresh=False)
         if not again:
             return first
         verdict = await self._gate.head(visit.who, passage.facts, passage.seen)
         match verdict:
             case Forward():
                 try:
-                    second, _ = await self._attempt(visit, head, verdict, body, fresh=True)
+                    second, _ = await self._attempt(visit, head, verdict, judged, fresh=True)
                     return second
                 finally:
                     await self._gate.done(verdict, _FAULT)
@@ -235,7 +241,7 @@ class Http1Lane:
                 assert_never(verdict)
 
     async def _attempt(
-        self, visit: Visit, head: RequestHead, passage: Forward, body: bytes | None, *, fresh: bool
+        self, visit: Visit, head: RequestHead, passage: Forward, judged: Judged | None, *, fresh: bool
     ) -> tuple[bool, bool]:
         """(the connection goes on, try once more): one dial or pooled connection, one intent, one outcome."""
         gate, connection = self._gate, visit.connection
@@ -249,12 +255,15 @@ class Http1Lane:
             lease = await self._pool.acquire(PoolKey(target=dial_target(passage)), fresh=fresh)
             cut.arm(connection.abort, lease.connection.abort)
             limit = passage.permit.restrictions.request_bytes
-            framing = NO_BODY if body is not None else request_framing(head)
+            framing = NO_BODY if judged is not None and judged.whole is not None else request_framing(head)
             if isinstance(framing, Chunked):
                 reserved, limit = self._reserve(passage, limit)
-            request = outgoing(head, passage, framing, body, limit)
+            request = outgoing(head, passage, framing, judged, limit)
             shaped = _PlainAnswer()
-            result = await exchange(connection, lease.connection, request, on_response=shaped)
+            client: ClientSide = connection
+            if judged is not None and judged.behind is not None:
+                client = Resumed(connection, judged.data + judged.behind)
+            result = await exchange(client, lease.connection, request, on_response=shaped)
             outcome = outcome_of(result, lease, cut)
             again = (
                 not fresh
@@ -413,7 +422,7 @@ def dial_target(passage: Forward) -> DialTarget:
 
 
 def outgoing(
-    head: RequestHead, passage: Forward, framing: Framing, body: bytes | None, limit: int | None
+    head: RequestHead, passage: Forward, framing: Framing, judged: Judged | None, limit: int | None
 ) -> OutgoingRequest:
     """The request as it is sent: judged target, Host from the destination, headers that may go on, in their order."""
     facts = passage.facts
@@ -422,9 +431,9 @@ def outgoing(
         method=facts.method,
         target=facts.target,
         # A judged body is here already: nothing is left to expect (we sent the 100 ourselves).
-        headers=(host, *kept_headers(head, passage.dropped if body is None else passage.dropped | {"expect"})),
+        headers=(host, *kept_headers(head, passage.dropped if judged is None else passage.dropped | {"expect"})),
         framing=framing,
-        body=body,
+        body=judged.whole if judged is not None else None,
         upgrade=facts.upgrade,
         request_limit=limit,
         response_limit=passage.permit.restrictions.response_bytes,
