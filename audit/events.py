@@ -180,6 +180,10 @@ SPECS: Final[Mapping[str, FieldSpec]] = {
     "not_after": _field(_P, str, "end of a certificate's life"),
     "boundary": _field(_P, str, "which boundary"),
     "claimed": _field(_P, bool, "only claimed by the sandbox itself"),
+    "ways": _field(_P, tuple, "ways by which a probe of ours got out, by their codes"),
+    "holds": _field(_P, tuple, "what a sandbox says holds in it, by codes of ours"),
+    "fails": _field(_P, tuple, "what a sandbox says does not hold in it, by codes of ours"),
+    "unknown": _field(_P, tuple, "what a sandbox says it cannot tell, by codes of ours"),
     "action": _field(_P, str, "administrative action"),
     "subject": _field(_P, str, "what it was done to"),
     "outcome": _field(_P, str, "done, refused, failed"),
@@ -239,7 +243,8 @@ _LOG = _names(
 _ADMIN = _WHO | _names(
     "actor uid action subject outcome reason detail error ttl_s why policy policy_before generation file line problems "
     "rule_count rules secret_name store_digest credential credential_version credential_owner credential_kind source "
-    "certificate_serial not_after host boundary claimed channel count request_id version"
+    "certificate_serial not_after host boundary claimed channel count request_id version ways holds fails unknown "
+    "duration_us"
 )
 _NAMED = frozenset({"tenant", "sandbox", "owner", "agent", "task", "role"})
 _JUDGED_REQUEST = _NAMED | {"request_id", "policy"}
@@ -294,6 +299,16 @@ EVENTS: Final[Mapping[str, EventSpec]] = {
     "sandbox.ended": _event("XS002I", "a sandbox was ended", _ADMIN, frozenset({"tenant", "sandbox"}), _VAULT),
     "boundary.claimed": _event("XS003I", "a boundary was claimed; it arms nothing", _ADMIN, _NOTHING, _VAULT),
     "boundary.proven": _event("XS004I", "a boundary was observed by our own process", _ADMIN, _NOTHING, _VAULT),
+    "boundary.broken": _event(
+        "XS005E", "a probe of ours got out of a sandbox; its credentials are disarmed", _ADMIN, _NAMED, _VAULT
+    ),
+    "boundary.lapsed": _event(
+        "XS006W",
+        "a boundary was not proven again in time; credentials are disarmed until it is",
+        _ADMIN,
+        _NAMED,
+        _VAULT,
+    ),
     "policy.loaded": _event("XP001I", "a policy is in force", _ADMIN, frozenset({"policy"}), _VAULT),
     "policy.rejected": _event("XP002W", "a policy was not taken; the last one stays", _ADMIN, _NOTHING, _VAULT),
     "secret.added": _event("XC001I", "a secret was added", _ADMIN, frozenset({"secret_name"}), _VAULT),

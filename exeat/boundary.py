@@ -142,6 +142,7 @@ def plan_sandbox(
         listeners=(("proxy", "127.0.0.1", port), ("proxy", "::1", port), *(_CAPTURING if tools else ())),
         capture=None if tools is None else capture_plan(tools),
         reap=True,
+        hold=True,
         umask=0o022,
     )
 

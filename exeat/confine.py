@@ -1,7 +1,8 @@
 """The launcher: starts one program inside namespaces of its own, with a view of the file system that we built.
 
 Run as `python -I -m exeat.confine FD`: FD is an inherited Unix socket on which the plan (one JSON line) arrives
-and on which `{"ready": true}` with the listening sockets, or `{"error": ...}`, goes back. Used for sandboxes
+and on which `{"ready": true}` with the listening sockets and, for a program that is held, descriptors of its network
+namespace and of the user namespace that owns it, or `{"error": ...}`, goes back. Used for sandboxes
 (`exeat run`) and for our own workers and executors; as root and as an ordinary user; needs no tool beside the
 kernel (docs/decisions/0004). It imports nothing of ours but the filter, and nothing after the view changed.
 
@@ -14,7 +15,8 @@ The procedure, tagged below:
  (4) as root: a user namespace that maps the given unprivileged uid and gid alone; become them for good
  (5) every capability dropped, also from the bounding set; no_new_privs; no core files
  (6) the system-call filter (exeat/seccomp.py)
- (7) inherited descriptors closed; the program started; the first process reaps and passes the exit code on
+ (7) where the plan holds it: a byte awaited, which says that the boundary was proven; inherited descriptors closed; the
+     program started; the first process reaps and passes the exit code on
 """
 
 from __future__ import annotations
@@ -88,6 +90,7 @@ def _prepare(plan: dict[str, Any], channel: socket.socket) -> int:
     if plan["isolate"]:
         spaces |= os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS
     listeners: list[socket.socket] = []
+    namespaces: list[int] = []
     if plan["network"]:
         # Before the PID namespace: the capture's commands are children, and the first child would be its process 1.
         _step("network namespace", os.unshare, os.CLONE_NEWNET)
@@ -106,6 +109,8 @@ def _prepare(plan: dict[str, Any], channel: socket.socket) -> int:
             if kind != "dns-udp":
                 listener.listen(1024)
             listeners.append(listener)
+        if plan["hold_fd"] >= 0:
+            namespaces = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("net", "user")]
     _step("namespaces", os.unshare, spaces)
     own_users = is_root and plan["isolate"]
     asks, answers = (os.pipe(), os.pipe()) if own_users else (None, None)
@@ -113,7 +118,8 @@ def _prepare(plan: dict[str, Any], channel: socket.socket) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            _first_process(plan, channel, listeners, is_root, (asks[1], answers[0]) if asks and answers else None)
+            mapping = (asks[1], answers[0]) if asks and answers else None
+            _first_process(plan, channel, listeners, namespaces, is_root, mapping)
         except BaseException as error:
             _report_error(channel, f"{error}" if isinstance(error, OSError | ConfineError) else type(error).__name__)
             os._exit(125)
@@ -134,6 +140,7 @@ def _first_process(
     plan: dict[str, Any],
     channel: socket.socket,
     listeners: list[socket.socket],
+    namespaces: list[int],
     is_root: bool,
     mapping: tuple[int, int] | None,
 ) -> NoReturn:
@@ -157,19 +164,24 @@ def _first_process(
         os.setresuid(plan["uid"], plan["uid"], plan["uid"])
     else:
         _drop_bounding_set()
-    _drop_capabilities()  # (5)
+    drop_capabilities()  # (5)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of uid clears it (prctl(2))
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    forbid_new_privileges()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _step(f"enter {plan['cwd']}", os.chdir, plan["cwd"])
     os.umask(plan["umask"])
-    _install_filter()  # (6)
-    if os.getuid() == 0 or (is_root and _effective_capabilities() != 0):
+    install_filter()  # (6)
+    if os.getuid() == 0 or (is_root and effective_capabilities() != 0):
         raise ConfineError("privileges could not be dropped")
-    socket.send_fds(channel, [b'{"ready": true}\n'], [listener.fileno() for listener in listeners])
+    passed = [*(listener.fileno() for listener in listeners), *namespaces]
+    socket.send_fds(channel, [b'{"ready": true}\n'], passed)
     channel.close()
     for listener in listeners:
         listener.close()
+    for descriptor in namespaces:
+        os.close(descriptor)
+    if plan["hold_fd"] >= 0 and os.read(plan["hold_fd"], 1) != b"1":
+        os._exit(125)  # what was to be seen first was not, or whoever looks is gone
     keep = sorted({0, 1, 2, *plan["pass_fds"]})  # (7)
     _close_all_but(keep)
     if not plan["reap"]:
@@ -343,21 +355,31 @@ def _prove_no_route() -> None:
 
 def _capture(capture: dict[str, Any]) -> None:
     """Run the given commands in the new network namespace; they need CAP_NET_ADMIN there, and nothing else."""
-    if os.geteuid() != 0:
-        # An ordinary user's capabilities end at exec unless they are ambient (capabilities(7)).
-        header = struct.pack("=II", 0x20080522, 0)
-        admin = 1 << _CAP_NET_ADMIN
-        everything = 0xFFFFFFFF
-        current = _effective_capabilities()
-        low, high = current & everything, current >> 32
-        _check(_libc.capset(header, struct.pack("=IIIIII", low, low, admin, high, high, 0)), "inherit a capability")
-        _check(_libc.prctl(_PR_CAP_AMBIENT, 2, _CAP_NET_ADMIN, 0, 0), "keep a capability for the capture")
+    keep_for_children(_CAP_NET_ADMIN)
     for argv, text in capture["commands"]:
         done = subprocess.run(argv, input=text.encode(), capture_output=True, check=False, env={"PATH": "/usr/sbin"})
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip().splitlines()
             raise ConfineError(f"capture, {os.path.basename(argv[0])}: {said[0] if said else done.returncode}")
     _libc.prctl(_PR_CAP_AMBIENT, 4, 0, 0, 0)
+    try:
+        # What is accepted here carries the mark of the packets that asked: so the worker knows a probe (wire/probe.py).
+        _write("/proc/sys/net/ipv4/tcp_fwmark_accept", "1")
+    except ConfineError as error:
+        raise ConfineError(f"capture, {error}") from None
+
+
+def keep_for_children(capability: int) -> None:
+    """Let programs that an ordinary user's process starts have `capability`: it ends at exec unless it is ambient
+    (capabilities(7)). Nothing to do as root."""
+    if os.geteuid() == 0:
+        return
+    header = struct.pack("=II", 0x20080522, 0)
+    kept, everything = 1 << capability, 0xFFFFFFFF
+    current = effective_capabilities()
+    low, high = current & everything, current >> 32
+    _check(_libc.capset(header, struct.pack("=IIIIII", low, low, kept, high, high, 0)), "inherit a capability")
+    _check(_libc.prctl(_PR_CAP_AMBIENT, 2, capability, 0, 0), "keep a capability for the capture")
 
 
 def _unprivileged_ports() -> None:
@@ -372,18 +394,26 @@ def _drop_bounding_set() -> None:
             break  # EINVAL: past the last capability this kernel knows
 
 
-def _drop_capabilities() -> None:
+def drop_capabilities() -> None:
+    """Every one, for good once the bounding set is empty or no program is started."""
     _libc.prctl(_PR_CAP_AMBIENT, 4, 0, 0, 0)
     header = struct.pack("=II", 0x20080522, 0)
     _check(_libc.capset(header, struct.pack("=IIIIII", 0, 0, 0, 0, 0, 0)), "drop capabilities")
 
 
-def _effective_capabilities() -> int:
+def effective_capabilities() -> int:
+    """As a bit mask."""
     with open("/proc/self/status", "rb") as status:  # bytes: a codec would be looked up on a disk we no longer see
         return next(int(line.split()[1], 16) for line in status if line.startswith(b"CapEff:"))
 
 
-def _install_filter() -> None:
+def forbid_new_privileges() -> None:
+    """no_new_privs, for good."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def install_filter() -> None:
+    """The filter of exeat/seccomp.py, for good."""
     code = program()
     buffer = ctypes.create_string_buffer(code, len(code))
     descriptor = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))

@@ -6,6 +6,7 @@ one for each of our own processes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -64,6 +65,8 @@ class Plan:
     capture: Capture | None = None
     pass_fds: tuple[int, ...] = ()
     reap: bool = False
+    hold: bool = False
+    """Everything stands, but the program is not started before `Confined.release`."""
     umask: int = 0o077
 
 
@@ -73,6 +76,24 @@ class Confined:
 
     process: subprocess.Popen[bytes]
     listeners: tuple[socket.socket, ...]
+    namespaces: tuple[int, int] | None = None
+    """Of a held program: descriptors of its network namespace and of the user namespace that owns that. See `close`."""
+    hold: int | None = None
+
+    def release(self) -> None:
+        """Let a held program start. Raises OSError where it is gone."""
+        if self.hold is not None:
+            descriptor, self.hold = self.hold, None
+            with contextlib.suppress(BrokenPipeError):
+                os.write(descriptor, b"1")
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Give the descriptors back; a program that is still held ends."""
+        for descriptor in (self.hold, *(self.namespaces or ())):
+            if descriptor is not None:
+                os.close(descriptor)
+        self.hold = self.namespaces = None
 
 
 def launch(plan: Plan, *, foreground: bool = False, capture: bool = False) -> Confined:
@@ -84,12 +105,15 @@ def launch(plan: Plan, *, foreground: bool = False, capture: bool = False) -> Co
     `process`. Raises BoundaryUnavailable where a step fails; nothing is left running then.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with ours, theirs:
+    with ours, theirs, contextlib.ExitStack() as undo:
+        waits, hold = os.pipe() if plan.hold else (-1, None)
+        if hold is not None:
+            undo.callback(os.close, hold)
         # Inherited, so that a Ctrl-C cannot hit the launcher before it knows what to do with it; it unblocks them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
         process = subprocess.Popen(
             [sys.executable, "-I", "-m", "exeat.confine", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(), *plan.pass_fds),
+            pass_fds=(theirs.fileno(), *plan.pass_fds, *((waits,) if plan.hold else ())),
             stdin=None if foreground else subprocess.DEVNULL,
             stdout=subprocess.PIPE if capture else None,
             stderr=subprocess.STDOUT if capture else None,
@@ -99,27 +123,32 @@ def launch(plan: Plan, *, foreground: bool = False, capture: bool = False) -> Co
         )
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
+        if plan.hold:
+            os.close(waits)
         ours.settimeout(_READY_SECONDS)
         try:
-            ours.sendall(json.dumps(dataclasses.asdict(plan)).encode() + b"\n")
-            answer, descriptors, _, _ = socket.recv_fds(ours, 65536, 16)
+            document = {**dataclasses.asdict(plan), "hold_fd": waits}
+            ours.sendall(json.dumps(document).encode() + b"\n")
+            answer, descriptors, _, _ = socket.recv_fds(ours, 65536, 32)
             while answer and not answer.endswith(b"\n"):
                 answer += ours.recv(65536)
         except OSError as error:
             _stop(process)
             raise BoundaryUnavailable(f"the launcher did not answer: {error}") from None
-        listeners = tuple(socket.socket(fileno=descriptor) for descriptor in descriptors)
         reply = json.loads(answer) if answer else {"error": "the launcher ended"}
-        if reply != {"ready": True} or len(listeners) != len(plan.listeners):
-            for listener in listeners:
-                listener.close()
+        if reply != {"ready": True} or len(descriptors) != len(plan.listeners) + (2 if plan.hold else 0):
+            for descriptor in descriptors:
+                os.close(descriptor)
             _stop(process)
             step = str(reply.get("error", "the launcher ended"))
             if step.startswith("capture"):
                 raise CaptureUnavailable(f"there is no transparent capture here ({step})")
             raise BoundaryUnavailable(_explain(step))
         weakref.finalize(process, os.close, ours.detach())  # the lifeline: see confine._wait_as_parent
-        return Confined(process=process, listeners=listeners)
+        undo.pop_all()
+        listeners = tuple(socket.socket(fileno=descriptor) for descriptor in descriptors[: len(plan.listeners)])
+        namespaces = (descriptors[-2], descriptors[-1]) if plan.hold else None
+        return Confined(process=process, listeners=listeners, namespaces=namespaces, hold=hold)
 
 
 def boot_document(boot: Mapping[str, Any]) -> int:

@@ -15,6 +15,8 @@ CONTAINER_UIDS: dict[ContainerKind, int] = {"auditor": 10001, "vault": 10002, "e
 """The users of the image; below 65,536 so that containers with a user namespace have them too."""
 
 _OFFSET: dict[Kind, int] = {"auditor": 1, "vault": 2, "executor": 3, "worker": 4, "adapter": 5}
+PROBE_UID = BASE_UID + 6
+"""Of the process that tries to get out of a sandbox's network namespace; it holds nothing."""
 _SANDBOXES = 10_000
 _SANDBOX_SLOTS = 50_000
 

@@ -114,6 +114,7 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
             "listener_ports": [entry.getsockname()[1] for entry in supervisor.sockets[:1]],
             "self_addresses": list(settings.self_addresses),
             "internal_ranges": list(settings.internal_ranges),
+            "proof_seconds": settings.proof_seconds,
             "report_fd": report_write,
         }
         inherited = [log["vault"][1], admin.fileno(), report_write, *(pair[0] for pair in control.values())]
@@ -164,6 +165,7 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
             "environment": _help_environment(supervisor),
             "ready_fd": ready_write,
             "upstream": upstream,
+            "check_seconds": float(settings.self_check_seconds),
         }
         inherited = [control[name][1], log[name][1], listeners_theirs, ready_write, *own]
         supervisor.spawn("worker", number, "proxy.worker", boot, [*inherited, *(entry.fileno() for entry in shared)])

@@ -1,8 +1,11 @@
 """A sandbox under `exeat run`: created at the gateway, confined here, joined by its own listeners, ended together.
 
 async with gateway(settings, ...) as link:                  the running one, or one started for this command
-    async with sandbox(link, ...) as session:               created, listeners handed over
+    async with sandbox(link, ...) as session:               created, listeners handed over, boundary proven, started
         code = await session.wait()
+
+The boundary is proven before the command starts and again every few minutes (exeat/proving.py). A way out that is found
+later ends the command and disarms the sandbox's credentials for good.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,10 +26,18 @@ from typing import Any, Protocol
 from broker.admin.client import AdminClient, AdminError
 from exeat.boundary import INSIDE, NODE_PRELOAD, PROXY_PORT, Surroundings, find_capture_tools, plan_sandbox
 from exeat.environment import client_environment
-from exeat.launch import CaptureUnavailable, Confined, launch
+from exeat.launch import BoundaryUnavailable, CaptureUnavailable, Confined, launch
+from exeat.output import EXIT_BOUNDARY
 from exeat.principals import uid_of_sandbox
+from exeat.proving import Namespaces, prove
 from exeat.settings import Settings
 from exeat.supervisor import SandboxListener, StartRefused, Supervisor
+
+FIRST_PROBES = 3
+"""Before a command starts."""
+WAKE_SECONDS = 5.0
+AGAIN_SECONDS = 15.0
+"""After a probe that saw too little."""
 
 
 class Listeners(Protocol):
@@ -60,10 +72,14 @@ class Session:
     cwd: str
     """The working directory inside; another than the caller's where that one is not shown."""
     placeholders: Mapping[str, str] = field(default_factory=dict)
+    escaped: tuple[str, ...] = ()
+    """Ways out that a later probe found; the command was ended then."""
 
     async def wait(self) -> int:
-        """The command's exit code, as a shell gives it, once it has ended."""
+        """The command's exit code, as a shell gives it, once it has ended; EXIT_BOUNDARY where a probe got out."""
         code = await asyncio.to_thread(self.confined.process.wait)
+        if self.escaped:
+            return EXIT_BOUNDARY
         return code if code >= 0 else 128 - code
 
 
@@ -138,6 +154,7 @@ async def sandbox(
     )
     identifier = str(answer["id"])
     confined: Confined | None = None
+    proving: asyncio.Task[None] | None = None
     signals = _Signals()
     try:
         link.listeners.hold(identifier)
@@ -171,20 +188,85 @@ async def sandbox(
             plan = plan_with(tools=None)
             confined = await asyncio.to_thread(launch, plan, foreground=not capture, capture=capture)
         signals.pass_to(confined.process)
-        # The launcher answered that the boundary stands. Nothing leaves before the listeners are handed over, below.
-        await asyncio.to_thread(link.admin.prove_boundary, identifier)
+        # The command waits. The probe needs the listeners: a captured connection has to end at our worker.
         key = str(answer["channel_key"])
         for (use, _, _), listener in zip(plan.listeners, confined.listeners, strict=True):
             link.listeners.add(SandboxListener(sandbox=identifier, channel_key=key, use=use, socket=listener))
-        yield Session(id=identifier, role=role, confined=confined, cwd=plan.cwd, placeholders=placeholders)
+        tools = find_capture_tools() if plan.capture is not None else None
+        assert confined.namespaces is not None
+        net, user = confined.namespaces
+        inside_it = Namespaces(net=net, user=user, tools=tools, channel_key=bytes.fromhex(key))
+        await _prove_first(link, identifier, inside_it)
+        confined.release()
+        session = Session(id=identifier, role=role, confined=confined, cwd=plan.cwd, placeholders=placeholders)
+        proving = asyncio.create_task(_keep_proving(link, session, inside_it))
+        yield session
     finally:
+        if proving is not None:
+            proving.cancel()
+            await asyncio.gather(proving, return_exceptions=True)
         if confined is not None and confined.process.poll() is None:
             confined.process.kill()
             await asyncio.to_thread(confined.process.wait)
+        if confined is not None:
+            confined.close()
+            if confined.process.stdout is not None:
+                confined.process.stdout.close()
         with contextlib.suppress(AdminError):  # the gateway may be gone already; its own end cuts everything
             await asyncio.to_thread(link.admin.end_sandbox, identifier)
         link.listeners.remove(identifier)
         signals.release()
+
+
+async def _prove_first(link: Gateway, sandbox: str, namespaces: Namespaces) -> None:
+    """Arm `sandbox`, whose command waits. Raises BoundaryUnavailable where a way leads out or the probe saw too little.
+
+    A worker that is busy starting may leave a try without its answer, so there is a second probe.
+    """
+    for _ in range(FIRST_PROBES):
+        found = await asyncio.to_thread(prove, namespaces)
+        if found.passed:
+            with contextlib.suppress(AdminError):  # it is ended, unarmed, in any case
+                await asyncio.to_thread(link.admin.break_boundary, sandbox, found.passed)
+            raise BoundaryUnavailable(
+                f"a probe got out of the sandbox ({', '.join(found.passed)}); nothing was started"
+            )
+        if found.proven:
+            await asyncio.to_thread(link.admin.prove_boundary, sandbox)
+            return
+    raise BoundaryUnavailable(
+        f"the boundary could not be proven, nothing was seen of: {', '.join(found.unclear)}; is the machine very busy?"
+    )
+
+
+async def _keep_proving(link: Gateway, session: Session, namespaces: Namespaces) -> None:
+    """Prove the boundary again and again while the command runs; end it where a way leads out.
+
+    A probe that saw too little is repeated soon; the vault takes a proof back that is not repeated for long.
+    """
+    every = link.settings.self_check_seconds
+    due = _boot() + every
+    while True:
+        await asyncio.sleep(min(WAKE_SECONDS, max(0.0, due - _boot())))
+        if _boot() < due:
+            continue  # by the boot clock, so that a machine that was asleep is looked at when it wakes
+        found = await asyncio.to_thread(prove, namespaces)
+        if found.passed:
+            session.escaped = found.passed
+            if session.confined.process.poll() is None:
+                session.confined.process.kill()
+            link.report(f"exeat: a probe got out of sandbox {session.id} ({', '.join(found.passed)}); it was ended")
+            with contextlib.suppress(AdminError):  # it is ended by `sandbox` in any case
+                await asyncio.to_thread(link.admin.break_boundary, session.id, found.passed)
+            return
+        if found.proven:
+            with contextlib.suppress(AdminError):  # the gateway is starting anew; or it says no, and arms nothing
+                await asyncio.to_thread(link.admin.prove_boundary, session.id)
+        due = _boot() + (every if found.proven else min(every, AGAIN_SECONDS))
+
+
+def _boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _uid_for(identifier: str) -> tuple[int, int]:

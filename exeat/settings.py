@@ -10,6 +10,7 @@ credentials: credentials.yaml
 key: {file: keys/store.key}     # or {passphrase_file: ...}
 workers: 1
 executors: 1
+self_check_seconds: 180         # between two self-checks of the gateway, and two probes in a sandbox of `exeat run`
 admins: [1000]                  # uids that may use the control socket beside the gateway's own user
 self_addresses: []              # further addresses of this host that no sandbox may reach
 internal_ranges: []             # further ranges that are never public
@@ -28,6 +29,9 @@ from exeat.places import Places
 from exeat.upstream import Upstream, parse_upstream
 from rules.names import InvalidName, parse_authority
 from rules.yaml12 import Marks, YamlError, load
+
+MIN_SELF_CHECK, MAX_SELF_CHECK = 5, 600
+"""Bounds of self_check_seconds: rarer than every ten minutes would leave a hole open for long."""
 
 
 class SettingsError(ValueError):
@@ -49,10 +53,16 @@ class Settings:
     passphrase_file: Path | None
     workers: int = 1
     executors: int = 1
+    self_check_seconds: int = 180
     admins: tuple[int, ...] = ()
     self_addresses: tuple[str, ...] = ()
     internal_ranges: tuple[str, ...] = ()
     upstream: Upstream | None = None
+
+    @property
+    def proof_seconds(self) -> float:
+        """How long the proof of a sandbox's boundary counts: two may be missed."""
+        return 3.0 * self.self_check_seconds + 60.0
 
     @property
     def vault_state(self) -> Path:
@@ -123,6 +133,7 @@ def parse_settings(text: str, file: Path, places: Places) -> Settings:
         passphrase_file=reader.resolve(str(key["passphrase_file"])) if "passphrase_file" in key else None,
         workers=reader.count("workers"),
         executors=reader.count("executors"),
+        self_check_seconds=reader.seconds("self_check_seconds", 180, MIN_SELF_CHECK, MAX_SELF_CHECK),
         admins=reader.numbers("admins"),
         self_addresses=reader.checked("self_addresses", lambda value: str(ipaddress.ip_address(value))),
         internal_ranges=reader.checked("internal_ranges", lambda value: str(ipaddress.ip_network(value))),
@@ -165,6 +176,12 @@ class _Reader:
         value = self.take(key, int, 1)
         if isinstance(value, bool) or not 1 <= value <= 64:
             raise self.error(key, f"{key} is a number from 1 to 64")
+        return int(value)
+
+    def seconds(self, key: str, default: int, least: int, most: int) -> int:
+        value = self.take(key, int, default)
+        if isinstance(value, bool) or not least <= value <= most:
+            raise self.error(key, f"{key} is a number of seconds from {least} to {most}")
         return int(value)
 
     def numbers(self, key: str) -> tuple[int, ...]:

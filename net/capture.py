@@ -11,6 +11,7 @@ import struct
 
 from net.stream import SocketStream
 
+_SO_MARK = 36
 _SO_ORIGINAL_DST = 80
 """linux/netfilter_ipv4.h; IP6T_SO_ORIGINAL_DST has the same number at its own level."""
 
@@ -32,3 +33,13 @@ def original_destination(stream: SocketStream) -> tuple[str, int] | None:
     except OSError:
         return None  # no record: the connection was made to the listener itself
     return None if found == sock.getsockname()[:2] else found
+
+
+def mark_of(stream: SocketStream) -> int:
+    """The mark that the packets of an accepted connection carried, where its namespace keeps it
+    (ip-sysctl: tcp_fwmark_accept); else 0."""
+    sock = stream.socket()
+    try:
+        return 0 if sock is None else sock.getsockopt(socket.SOL_SOCKET, _SO_MARK)
+    except OSError:
+        return 0

@@ -32,7 +32,7 @@ from audit.link import AuditorLink
 from net.addresses import AddressTable
 from net.answering import StreamAnswers, answer_datagrams
 from net.aside import share_the_interpreter
-from net.capture import original_destination
+from net.capture import mark_of, original_destination
 from net.contexts import ClientContexts, ServerContexts
 from net.dial import Dialer, SocketDialer
 from net.fdchannel import ChannelBroken, FdChannel
@@ -57,6 +57,7 @@ from proxy.lanes.tunnel import TunnelLane
 from proxy.limits import Budgets, Connections, LimitTable, RefusalLeaves, RefusalPace
 from proxy.liveset import Live
 from proxy.ports import Channel, Clock, DirectoryUnavailable, LiveKey, RandomBytes, Snapshot
+from proxy.probed import answer_probe
 from proxy.recent import RecentRefusals
 from proxy.selfcheck import CHECK_SECONDS, Bench, Failed, MakeFront, Unfinished, self_check
 from proxy.stubdns import StubNames, answerer
@@ -68,6 +69,7 @@ from rules.lookup import name_exists
 from rules.names import Host, SandboxId
 from wire.control import MAX_FROM_VAULT, Cut
 from wire.dns import Unknown
+from wire.probe import MARK
 
 PROCESS: Final = "worker"
 REFUSAL_CONTEXTS: Final = 100
@@ -119,6 +121,8 @@ class Boot:
     """For /env.sh: values with `{ca}`, `{bundle}` and `{proxy}` where the files and the proxy URL go."""
     upstream: UpstreamProxy | None = None
     """The operator's proxy that plain requests and tunnels leave through, with its password."""
+    check_seconds: float = CHECK_SECONDS
+    """Between two self-checks."""
     drain_seconds: float = 8.0
     ready_fd: int | None = None
     """Written `ready\\n` once a snapshot is in force and the listeners accept."""
@@ -343,7 +347,7 @@ class Worker:
         while not self._unsound:
             with contextlib.suppress(DirectoryUnavailable):
                 await self._check(self._directory.snapshot())
-            await asyncio.sleep(CHECK_SECONDS)
+            await asyncio.sleep(self._boot.check_seconds)
 
     async def _check(self, in_force: Snapshot | None) -> None:
         try:
@@ -453,6 +457,9 @@ class Worker:
         stub_streams = StreamAnswers(stub)
 
         async def accepted(stream: SocketStream) -> None:
+            if channel.key and mark_of(stream) == MARK:
+                await answer_probe(stream, channel.key)
+                return
             arrived = replace(channel, peer=peer_address(stream.peer))
             match listener.use:
                 case "proxy":

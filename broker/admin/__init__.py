@@ -11,11 +11,13 @@ Times are Unix seconds; no answer holds a secret; a token and placeholders appea
                                    ttl: seconds or "90s", "15m", "1h"; channel: {"kind": "shared"} (default) or
                                    {"kind": "address", "address": "10.0.0.2"} or {"kind": "port"|"unix"|"namespace"}
                                    (these three identify alone and get a channel_key, hex, for their listener)
-                                   boundary: null, "external" (the role says so) or "namespaces" (proven);
+                                   boundary: null, "external" (the role says so), "namespaces" or "probed" (seen by
+                                   our own process) or "broken" (a probe got out);
                                    armed: whether credentials are used for it
  GET    /v1/sandboxes[?all=1]      {sandboxes: [...]}                 GET /v1/sandboxes/{id}
  DELETE /v1/sandboxes/{id}         {id, ended_at, deleted: [...], remains: [...], unacknowledged: [...]}
- POST   /v1/sandboxes/{id}/boundary  {proven: "namespaces"} {id, boundary}; said by the launcher, once it stands
+ POST   /v1/sandboxes/{id}/boundary  {proven: "namespaces" | "probed"} {id, boundary}; said by what started the probe
+                                   {broken: [way, ...]} {id, boundary, unacknowledged}; a probe got out
  GET    /v1/policy                 {digest, loaded_at, files, roles, warnings, rejected, document}
  POST   /v1/policy/reload          {digest, changed, warnings, unacknowledged} or 422 {..., problems: [...]}
  POST   /v1/policy/decide          {sandbox | role, method, url, headers?}

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from broker.admin.explain import explain
-from broker.admin.values import BadRequest, need, read_object, seconds, secret_value, texts
+from broker.admin.values import BadRequest, codes, need, read_object, seconds, secret_value, texts
 from broker.errors import BrokerError
 from broker.vault.sandboxes import ALONE, Request, armed
 from broker.vault.service import Vault
@@ -92,10 +92,13 @@ async def end_call(request: web.Request) -> web.Response:
 
 
 async def boundary_call(request: web.Request) -> web.Response:
-    vault = request.app[VAULT]
-    body = read_object(await request.read(), {"proven": str})
-    record = await vault.desk.prove_boundary(request.match_info["id"], need(body, "proven"), request[ACTOR])
-    return web.json_response({"id": record.sandbox.id, "boundary": record.boundary})
+    desk, sandbox = request.app[VAULT].desk, request.match_info["id"]
+    body = read_object(await request.read(), {"proven": str, "broken": list})
+    if "broken" not in body:
+        record = await desk.prove_boundary(sandbox, need(body, "proven"), request[ACTOR])
+        return web.json_response({"id": record.sandbox.id, "boundary": record.boundary})
+    late = await desk.break_boundary(sandbox, codes(body, "broken"), request[ACTOR])
+    return web.json_response({"id": sandbox, "boundary": "broken", "unacknowledged": list(late)})
 
 
 def _sandbox(record: SandboxRecord, vault: Vault) -> dict[str, Any]:

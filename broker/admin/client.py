@@ -74,9 +74,13 @@ class AdminClient:
         """End it; returns after every process closed what belonged to it, with what was deleted and what remains."""
         return self.call("DELETE", f"/v1/sandboxes/{quote(sandbox_id, safe='')}")
 
-    def prove_boundary(self, sandbox_id: str) -> dict[str, Any]:
-        """Say that our launcher has built this sandbox's namespaces and seen no way out of them."""
-        return self.call("POST", f"/v1/sandboxes/{quote(sandbox_id, safe='')}/boundary", {"proven": "namespaces"})
+    def prove_boundary(self, sandbox_id: str, how: str = "namespaces") -> dict[str, Any]:
+        """Say that a probe of ours has found no way out of this sandbox; `how` names what it tried."""
+        return self.call("POST", f"/v1/sandboxes/{quote(sandbox_id, safe='')}/boundary", {"proven": how})
+
+    def break_boundary(self, sandbox_id: str, ways: tuple[str, ...]) -> dict[str, Any]:
+        """Say that a probe of ours got out of this sandbox by `ways`: its credentials are disarmed for good."""
+        return self.call("POST", f"/v1/sandboxes/{quote(sandbox_id, safe='')}/boundary", {"broken": list(ways)})
 
     def policy(self) -> dict[str, Any]:
         return self.call("GET", "/v1/policy")

@@ -12,6 +12,8 @@ from typing import Any
 from broker.errors import BrokerError
 
 _TTL = re.compile(r"([1-9][0-9]{0,8})([smhd]?)\Z")
+_CODE = re.compile(r"[a-z][a-z0-9-]{0,39}\Z")
+MAX_CODES = 64
 _UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -51,6 +53,15 @@ def texts(value: Mapping[str, Any], name: str) -> dict[str, str]:
     return dict(found)
 
 
+def codes(value: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """The list of codes (small words) in `value[name]`, at least one. Raises BadRequest."""
+    found = value.get(name)
+    fits = isinstance(found, list) and 0 < len(found) <= MAX_CODES
+    if not fits or not all(isinstance(item, str) and _CODE.match(item) for item in found or ()):
+        raise BadRequest("bad-field", f"{name} must be a list of codes")
+    return tuple(found or ())
+
+
 def seconds(value: object, *, limit: int) -> int:
     """A time to live: whole seconds, or text such as 90s, 15m, 1h, 7d. Raises BadRequest over `limit`."""
     if type(value) is int:
@@ -76,7 +87,7 @@ def secret_value(value: Mapping[str, Any]) -> bytes:
         raise BadRequest("bad-field", "value_base64 is not base64") from None
 
 
-_WORDS: dict[type, str] = {str: "text", bool: "true or false", dict: "an object", int: "a whole number"}
+_WORDS: dict[type, str] = {str: "text", bool: "true or false", dict: "an object", int: "a whole number", list: "a list"}
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -71,6 +71,8 @@ class Boot:
     default_ttl: int = 3600
     max_ttl: int = 7 * 24 * 3600
     acknowledge_within: float = 2.0
+    proof_seconds: float = 600.0
+    """How long a proof of a sandbox's boundary counts."""
     report_fd: int | None = None
     """A pipe to the supervisor, one JSON object per line: {"ready": true} once the admin API serves, or
     {"error", "detail", "remedy"} and the end; {"adapter": true}, before or after, when a rule needs HTTP/2;

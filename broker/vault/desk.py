@@ -26,7 +26,7 @@ from broker.vault.leaves import LeafOffice
 from broker.vault.ledger import Ledger
 from broker.vault.policies import ActivePolicy, PolicyRejected, Rejection, load_policy
 from broker.vault.records import Fields, who
-from broker.vault.sandboxes import PROVEN, Created, Request, SandboxTable
+from broker.vault.sandboxes import BROKEN, SEEN, Created, Request, SandboxTable
 from broker.vault.snapshot import render_snapshot
 from broker.vault.store import OWN_SECRETS, SecretInfo, SecretStore, StoreError
 from net.process import complain
@@ -46,6 +46,7 @@ class Settings:
     self_addresses: tuple[str, ...]
     internal_ranges: tuple[str, ...]
     acknowledge_within: float
+    proof_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,8 @@ class Desk:
         self._on_lost = on_lost
         self._on_policy = on_policy
         self._turn = asyncio.Lock()
+        self._proven_at: dict[tuple[str, str], float] = {}
+        """Boot-clock time of each sandbox's last proof."""
         self._policy: ActivePolicy | None = None
         self.rejection: Rejection | None = None
         self.generation = 0
@@ -183,36 +186,81 @@ class Desk:
             return created, _names(await self._publish())
 
     async def prove_boundary(self, sandbox: str, how: str, actor: str) -> SandboxRecord:
-        """Our launcher has seen the boundary of `sandbox` stand: its credentials are armed (RULINGS 6.2).
+        """Our own process has seen that no way leads out of `sandbox`: its credentials are armed (RULINGS 6.2).
 
-        Only for a channel inside namespaces, which nobody outside them can use. Raises BrokerError.
+        To be said again within `proof_seconds`, or `lapse` takes it back. Only for a channel inside namespaces, or
+        behind an interface, which nobody else can use. Raises BrokerError.
         """
         async with self._turn:
-            record = self._table.get(sandbox)
-            if record is None:
-                raise BrokerError("no-such-sandbox", "no live sandbox has this id")
-            if how != PROVEN or record.channel["kind"] != "namespace":
+            record = self._known(sandbox)
+            if record.boundary == BROKEN:
+                raise BrokerError(
+                    "boundary-broken", "a probe got out of this sandbox; it is not armed again", "end it, make another"
+                )
+            kind = record.channel["kind"]
+            if SEEN.get(how) != kind:
                 raise BrokerError(
                     "bad-boundary",
-                    "only the namespaces of `exeat run` are a boundary that can be proven",
+                    "only the namespaces of `exeat run`, or those behind a captured interface, can be proven",
                     "state `boundary: external` in the role where something else confines its sandboxes",
                 )
             # The log first, unlike elsewhere: nothing is armed, after a crash either, that is not on record.
-            fields: Fields = {**who(record.sandbox), "actor": actor, "boundary": how, "channel": "namespace"}
+            fields: Fields = {**who(record.sandbox), "actor": actor, "boundary": how, "channel": kind}
             await self._journal.append(Event("boundary.proven", fields), durable=True)
             box = record.sandbox
-            await self._blocking(lambda: self._state.set_boundary(box.tenant, box.id, how))
-            proven = replace(record, boundary=how)
-            self._table.put(proven)
-            return proven
+            if record.boundary != how:  # said again, it stays the same record: hand-offs in progress compare it
+                await self._blocking(lambda: self._state.set_boundary(box.tenant, box.id, how))
+                record = replace(record, boundary=how)
+                self._table.put(record)
+            self._proven_at[record.key] = self._clock.boot()
+            return record
+
+    async def break_boundary(self, sandbox: str, ways: tuple[str, ...], actor: str) -> tuple[str, ...]:
+        """A probe of ours got out of `sandbox` by `ways`: nothing is armed there again, and what runs is cut.
+
+        In force before it is on record, unlike a proof. Returns the processes that did not say that they cut; raises
+        BrokerError, and AuditUnavailable where it is in force but not on record.
+        """
+        async with self._turn:
+            return await self._withdraw(self._known(sandbox), BROKEN, "boundary.broken", {"actor": actor, "ways": ways})
+
+    async def lapse(self) -> None:
+        """Disarm every sandbox whose proof was not repeated in time; the next proof arms it again."""
+        now = self._clock.boot()
+        async with self._turn:
+            for record in self._table.live():
+                if record.boundary not in SEEN:
+                    continue
+                since = now - self._proven_at.setdefault(record.key, now)  # from before our start: as if proven then
+                if since > self._settings.proof_seconds:
+                    await self._withdraw(record, "", "boundary.lapsed", {"duration_us": int(since * 1e6)})
+
+    async def _withdraw(self, record: SandboxRecord, boundary: str, event: str, more: Fields) -> tuple[str, ...]:
+        box = record.sandbox
+        self._proven_at.pop(record.key, None)
+        self._table.put(replace(record, boundary=boundary))
+        fault: StateError | None = None
+        try:
+            await self._blocking(lambda: self._state.set_boundary(box.tenant, box.id, boundary))
+        except StateError as error:
+            fault = error  # it holds in memory all the same
+        late = await self._cut("sandbox", box.tenant, box.id)
+        fields: Fields = {**who(box), "boundary": record.boundary, "channel": record.channel["kind"], **more}
+        await self._journal.append(Event(event, fields), durable=True)
+        if fault is not None:
+            raise fault
+        return _names(late)
+
+    def _known(self, sandbox: str) -> SandboxRecord:
+        record = self._table.get(sandbox)
+        if record is None:
+            raise BrokerError("no-such-sandbox", "no live sandbox has this id")
+        return record
 
     async def end(self, sandbox: str, actor: str, reason: str = "asked") -> Ended:
         """End it. Returns once everything of it is closed everywhere. Raises BrokerError(`no-such-sandbox`)."""
         async with self._turn:
-            record = self._table.get(sandbox)
-            if record is None:
-                raise BrokerError("no-such-sandbox", "no live sandbox has this id")
-            return await self._end(record, actor, reason)
+            return await self._end(self._known(sandbox), actor, reason)
 
     async def end_expired(self) -> tuple[str, ...]:
         """End every sandbox whose time is over; returns their ids."""
@@ -231,6 +279,7 @@ class Desk:
         except StateError as error:
             fault = error  # it ends in memory and everywhere all the same; the caller hears of it below
         self._table.drop(box.tenant, box.id)
+        self._proven_at.pop(record.key, None)
         self._ledger.forget((box.tenant, box.id))
         self._leaves.forget((box.tenant, box.id))
         late = await self._publish()

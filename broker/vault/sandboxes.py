@@ -5,7 +5,8 @@ Rules:
 - Evidence (RULINGS 2.1, 2.5): a token on a shared or address channel; on a channel that identifies alone its key,
   and a token that came along must be that same sandbox's. Token and channel that disagree: bad-token.
 - A sandbox whose time is over is ended, whether or not the sweep has come by.
-- Credentials are armed by what our launcher built, or by its role's `boundary: external`, then and now (RULINGS 6.2).
+- Credentials are armed by what our launcher built or our probe saw, or by its role's `boundary: external`, then and now
+  (RULINGS 6.2).
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ ALONE = frozenset({"port", "unix", "namespace"})
 """Channels that identify by themselves, because the kernel lets nobody else use them."""
 PROVEN = "namespaces"
 """The boundary that our launcher built: namespaces of its own, the listeners in them the only way out."""
+PROBED = "probed"
+"""A boundary that something else built, and out of which a probe of ours found no way (docs/capture.md)."""
+BROKEN = "broken"
+"""A probe of ours got out. Nothing arms such a sandbox again."""
+SEEN = {PROVEN: "namespace", PROBED: "port"}
+"""What our own process can have observed -> the channel kind of which that can be said."""
 EXTERNAL = "external"
 """The boundary that the operator's policy says something else holds."""
 MAX_ENDED_TOKENS = 4096
@@ -210,8 +217,8 @@ def armed(record: SandboxRecord, policy: Policy) -> bool:
 
     A role that lost its `boundary: external` arms nobody any more; one that got it arms those created from then on.
     """
-    if record.boundary == PROVEN:
-        return record.channel["kind"] == "namespace"
+    if record.boundary in SEEN:
+        return record.channel["kind"] == SEEN[record.boundary]
     role = policy.roles.get(record.sandbox.role)
     return record.boundary == EXTERNAL and role is not None and role.boundary_external is not None
 

@@ -92,6 +92,7 @@ class Vault:
                 self_addresses=boot.self_addresses,
                 internal_ranges=boot.internal_ranges,
                 acknowledge_within=boot.acknowledge_within,
+                proof_seconds=boot.proof_seconds,
             ),
             state=state,
             store=store,
@@ -199,6 +200,7 @@ class Vault:
     async def _sweep(self) -> None:
         try:
             await self.desk.end_expired()
+            await self.desk.lapse()
             jumped = self.clock.jump()
             if abs(jumped) > JUMP:
                 await self.journal.append(Event("clock.jumped", {"jump_ms": int(jumped * 1000)}))

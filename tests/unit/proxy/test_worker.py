@@ -349,6 +349,7 @@ async def within(directory: Path, sounding: bool) -> AsyncIterator[tuple[Worker,
             auditor_fd=os.dup(auditor.sockets[0].fileno()),
             listeners=(Listener(fd=listener.detach(), kind="shared", name="proxy"),),
             drain_seconds=1.0,
+            check_seconds=0.01,
         )
         made = Worker(boot)
         made._probed = rooms = Sounding(made)
@@ -381,10 +382,9 @@ async def test_an_unsound_worker_never_listens(tmp_path: Path, capsys: pytest.Ca
 
 
 async def test_a_worker_that_turns_unsound_refuses_everything_and_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Later: the next check finds it; directory and broker are shut, live connections cut, exit code 3."""
-    monkeypatch.setattr("proxy.worker.CHECK_SECONDS", 0.01)
     async with within(tmp_path, sounding=True) as (made, vault, auditor, rooms), asyncio.timeout(30):
         running = asyncio.ensure_future(made.run())
         assert (await vault.until(Checked)).passed
