@@ -69,16 +69,22 @@ def check(params: Mapping[str, Any]) -> None:
 
     `type`: query, mutation or subscription. `introspection` true: `__schema` and `__type` may stand at the top.
     `fields`: top-level field -> {`with`: {argument: "{owner}/{name}"}, `without`: [paths that must be absent],
-    `selects`: a name of `types`}; without `with` it concerns nothing that rules bind. A path leads from an argument
-    into an input object (`input.branch.name`). `only` true: no other top-level field, and nothing that is not
-    declared, else no match. `types`: name -> "id name owner:Actor issues:[Issue]"; `[X]` is a connection of X.
+    `selects`: a name of `types`}; a field without `with` is neutral: it concerns nothing that rules bind. A path leads
+    from an argument into an input object (`input.branch.name`). `types`: name -> "id name owner:Actor issues:[Issue]";
+    `[X]` is a connection of X. `neutral` only: a document of neutral fields (and introspection) and nothing else;
+    never: any other. `except`: top-level fields that never match.
     """
-    if not params.keys() <= {"type", "introspection", "fields", "types", "only"}:
+    if not params.keys() <= {"type", "introspection", "fields", "types", "neutral", "except"}:
         raise ValueError("unknown parameter of a GraphQL body")
     if params.get("type") not in TYPES:
         raise ValueError("a GraphQL body has a type: query, mutation or subscription")
-    if not all(isinstance(params.get(key, False), bool) for key in ("introspection", "only")):
-        raise ValueError("introspection and only are true or false")
+    if not isinstance(params.get("introspection", False), bool):
+        raise ValueError("introspection is true or false")
+    if params.get("neutral", "only") not in ("only", "never"):
+        raise ValueError("neutral is only or never")
+    refused = params.get("except", [])
+    if not isinstance(refused, list | tuple) or not all(isinstance(name, str) for name in refused):
+        raise ValueError("except is a list of fields")
     types, fields = params.get("types", {}), params.get("fields", {})
     if not isinstance(types, Mapping) or not isinstance(fields, Mapping):
         raise ValueError("fields and types are mappings")
@@ -229,8 +235,12 @@ class _Judge:
         introspects = {"__schema", "__type"} & set(names)
         if introspects and (self.params.get("introspection") is not True or self.params["type"] != "query"):
             raise _Refused
-        stated = self.stated([field for field in top if field.name.value not in ("__typename", "__schema", "__type")])
-        if stated is None and self.params.get("only") is True:
+        if set(names) & set(self.params.get("except", ())):
+            raise _Refused
+        real = [field for field in top if field.name.value not in ("__typename", "__schema", "__type")]
+        stated = self.stated(real)
+        neutral = stated is not None and not any(self.binds(name) for name in names)
+        if self.params.get("neutral") not in (None, "only" if neutral else "never"):
             raise _Refused
         found: dict[str, Value] = {"field": tuple(names)}
         found.update((argument, tuple(sorted(values))) for argument, values in (stated or {}).items())
@@ -265,7 +275,7 @@ class _Judge:
                 return None
             if any(self.value(field, path) is not None for path in spec.get("without", ())):
                 return None
-            if not spec.get("with"):
+            if not self.binds(field.name.value):
                 continue
             mine: dict[str, set[str]] = {}
             for argument, template in spec["with"].items():
@@ -277,6 +287,9 @@ class _Judge:
             else:
                 found = {name: values | mine[name] for name, values in found.items() if name in mine}
         return found or {}
+
+    def binds(self, name: str) -> bool:
+        return bool(self.params.get("fields", {}).get(name, {}).get("with"))
 
     def filled(self, field: ast.FieldNode, template: str) -> str | None:
         """`template` with the values of `field`, or None if one is missing or could pass for several segments."""

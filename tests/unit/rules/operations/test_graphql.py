@@ -228,14 +228,29 @@ def test_a_branch_that_is_named_in_two_ways_binds_nothing(branch: str) -> None:
     assert found is None or "repository" not in found
 
 
-def test_only_means_that_nothing_else_matches() -> None:
-    """With `only`, a field or a selection that is not declared is another operation."""
-    closed = {**QUERY, "only": True}
-    assert ask("{viewer{login}}", closed) is None
-    assert ask('{repository(owner:"a",name:"b"){parent{id}}}', closed) is None
-    assert ask("{rateLimit{remaining} viewer{login}}", closed) is None
-    assert ask("{rateLimit{remaining}}", closed) == {"field": ("rateLimit",)}
-    assert ask('{__type(name:"Issue"){name}}', closed) == {"field": ("__type",)}
+def test_neutral_fields_alone_are_another_way_of_stating_it() -> None:
+    """With `neutral: only` nothing but declared fields that bind nothing; with `never` everything else."""
+    only, never = {**QUERY, "neutral": "only"}, {**QUERY, "neutral": "never"}
+    for document in (
+        "{viewer{login}}",
+        "{rateLimit{remaining cost}}",
+        "{rateLimit{remaining} viewer{login}}",
+        '{repository(owner:"a",name:"b"){id}}',
+        '{rateLimit{remaining} repository(owner:"a",name:"b"){id}}',
+    ):
+        assert ask(document, only) is None
+        assert ask(document, never) is not None
+    for document in ("{rateLimit{remaining}}", "{__typename}", '{__type(name:"Issue"){name}}'):
+        assert ask(document, only) is not None
+        assert ask(document, never) is None
+
+
+def test_an_excepted_field_never_matches() -> None:
+    """Behind an alias, in a fragment, and beside others."""
+    closed = {**QUERY, "except": ["token"]}
+    for document in ("{a:token}", "{viewer{login} ...f} fragment f on Query{token}", "{...{token @skip(if:true)}}"):
+        assert ask(document, closed) is None
+    assert ask("{viewer{token}}", closed) == {"field": ("viewer",)}
 
 
 def test_fragments_that_double_each_other_cost_nothing() -> None:
@@ -304,6 +319,8 @@ def test_a_mutation_is_bound_through_its_input_object() -> None:
         {"type": "read"},
         {"type": "query", "x": 1},
         {"type": "query", "introspection": 1},
+        {"type": "query", "neutral": True},
+        {"type": "query", "except": "x"},
         {"type": "query", "types": {"A": "b:C"}},
         {"type": "query", "types": {"A": "b b"}},
         {"type": "query", "types": {"A": "b:"}},
