@@ -291,8 +291,8 @@ def test_warnings_do_not_refuse() -> None:
               - {host: "*.evil.test"}
         """
     messages = [str(warning) for warning in parse(policy).warnings]
-    later = parse(dev("- {service: github, operations: [graphql.query]}"), None).warnings
-    assert "github/graphql.query is known but cannot be judged yet" in str(later[0])
+    later = parse(dev("- {service: anthropic, operations: [batches.create]}"), None).warnings
+    assert "anthropic/batches.create is known but cannot be judged yet" in str(later[0])
     assert any('"**.evil.test"' in message and "policy.yaml:8:" in message for message in messages)
     assert any("foreign" in message or "accounts" in message for message in messages)
     assert any("no rule uses credential key" in message and "credentials.yaml:" in message for message in messages)
