@@ -33,6 +33,7 @@ from exeat.boundary import CaptureTools
 from exeat.launch import boot_document
 from exeat.principals import PROBE_UID
 from net.interfaces import local_addresses
+from net.stream import NetError
 from wire.probe import MARK, NONCE_BYTES, PROOF_BYTES, proof
 
 PROBE_SECONDS: Final = 4.0
@@ -80,27 +81,32 @@ def prove(namespaces: Namespaces, *, seconds: float = PROBE_SECONDS) -> Proof:
     """Try every way out of `namespaces`. Blocks for up to PROCESS_SECONDS; never raises for what the probe does."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     with _Canaries() as canaries:
-        plan = _plan(namespaces, canaries, nonce, seconds)
-        document = boot_document(plan)
         try:
-            done = subprocess.run(
-                [sys.executable, "-I", "-m", "exeat.probe", str(document)],
-                pass_fds=(document, namespaces.net, namespaces.user),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={"PATH": "/usr/bin:/bin"},
-                timeout=PROCESS_SECONDS,
-                check=True,
-                start_new_session=True,
-            )
-            found = json.loads(done.stdout)
-        except (OSError, ValueError, subprocess.SubprocessError):
+            found = _run(_plan(namespaces, canaries, nonce, seconds), namespaces)
+        except (OSError, NetError, ValueError, subprocess.SubprocessError):
             return Proof(passed=tuple(canaries.heard(nonce)), unclear=("probe",))
-        finally:
-            os.close(document)
         return judge(found, namespaces, nonce, list(canaries.heard(nonce)))
+
+
+def _run(plan: Mapping[str, Any], namespaces: Namespaces) -> Mapping[str, Any]:
+    document = boot_document(plan)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-m", "exeat.probe", str(document)],
+            pass_fds=(document, namespaces.net, namespaces.user),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin"},
+            timeout=PROCESS_SECONDS,
+            check=True,
+            start_new_session=True,
+        )
+    finally:
+        os.close(document)
+    found: Mapping[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def judge(found: Mapping[str, Any], namespaces: Namespaces, nonce: bytes, heard: list[str]) -> Proof:
@@ -195,7 +201,7 @@ class _Canaries:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             with contextlib.suppress(OSError):  # no IPv6 here
                 listener = self._add(name, socket.socket(family), (address, 0))
-                self.places.append([name, address, listener.getsockname()[1]])
+                self.places.append([name, address, int(listener.getsockname()[1])])
         self._add("host-socket", socket.socket(socket.AF_UNIX), "\0" + self.abstract)
         return self
 
@@ -210,7 +216,7 @@ class _Canaries:
         self._open.append((name, listener))
         return listener
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *raised: object) -> None:
         for _, listener in self._open:
             listener.close()
 

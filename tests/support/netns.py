@@ -76,7 +76,7 @@ class Worker(threading.Thread):
         self._ended = threading.Event()
         names = StubNames()
         names.admit("box")
-        self._stub = answerer(names, "box", time.monotonic)
+        self._stub = answerer(names, "box", time.monotonic, lambda _: True)
         self._selector = selectors.DefaultSelector()
         for (use, _, _), listener in zip(plan.listeners, confined.listeners, strict=True):
             listener.setblocking(False)
