@@ -2,8 +2,8 @@
 
 Up: the permit's list (rules.decide), without hop-by-hop, forwarding and client-authority fields; Accept-Encoding is
 ours (`identity`: the answer is read), Expect is answered by the lane, Range only on a declared download.
-Down: the base list below, or the permit's; never what carries authority or aims at the client's connection. Values
-are scrubbed; the reason phrase is the standard one, so that nothing of the upstream's start line passes.
+Down: the base list below and what the permit names; never what carries authority or aims at the client's connection.
+Values are scrubbed; the reason phrase is the standard one, so that nothing of the upstream's start line passes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BASE_RESPONSE_HEADERS = frozenset(
         "x-request-id",
     }
 )
-"""What passes on every credentialed answer unless the permit names another list."""
+"""What passes on every answer that is shaped; the permit may name more."""
 
 NEVER_RETURNED = HOP_BY_HOP | frozenset(
     {
@@ -118,6 +118,18 @@ def request_headers(headers: Pairs, restrictions: Restrictions, *, credentialed:
     return tuple(kept), tuple(sorted(set(dropped)))
 
 
+def spelled(headers: Pairs, received: Pairs, ours: frozenset[str]) -> tuple[tuple[bytes, bytes], ...]:
+    """`headers` as they are written to the origin, because some servers compare letters.
+
+    Names are as the client spelled them (`received`); those that we set (`ours`) are by convention, `X-Api-Key`.
+    """
+    as_sent = {name.lower(): name for name, _ in reversed(received)}
+    return tuple(
+        ((name.title() if name in ours else as_sent.get(name, name.title())).encode("latin-1"), value.encode("latin-1"))
+        for name, value in headers
+    )
+
+
 def response_head(
     head: ResponseHead, restrictions: Restrictions, patterns: Patterns, *, body_changes: bool
 ) -> tuple[ResponseHead, int]:
@@ -125,11 +137,9 @@ def response_head(
 
     `body_changes`: the body is decoded or pruned, so fields that describe its old bytes go.
     """
-    allowed = restrictions.response_headers
+    allowed = BASE_RESPONSE_HEADERS | restrictions.response_headers
     if head.status == 101:
         allowed = WEBSOCKET_RESPONSE_HEADERS
-    elif allowed is None:
-        allowed = BASE_RESPONSE_HEADERS
     nominated = connection_tokens(head.lower)
     _, hits = scrub_whole(head.reason.encode("latin-1"), patterns)
     kept: list[tuple[bytes, bytes]] = []

@@ -16,6 +16,7 @@ from rules.names import CredentialRef, Host, InvalidName, RuleId, Scheme
 from rules.operations import prepare
 from rules.placeholders import InvalidShape, check_shape
 from rules.policy import (
+    ANSWERS,
     BodySpec,
     CredentialDef,
     DestinationDef,
@@ -169,7 +170,8 @@ def _rule(value: Any, operations: Mapping[str, Operation]) -> Rule:
 
 _OPERATION = (
     "effect hosts port scheme methods paths query query_required request_headers head body arguments must_bind unbound "
-    "fold extra_request_headers native placeholders_inert redirects_declared download websocket request_bytes"
+    "fold extra_request_headers native placeholders_inert redirects_declared download websocket request_bytes "
+    "answer extra_response_headers"
 )
 
 
@@ -212,6 +214,8 @@ def _operation(name: str, value: Any) -> Operation:
         redirects_declared=_flag(whole["redirects_declared"], "redirects_declared"),
         download=_flag(whole["download"], "download"),
         websocket=_flag(whole["websocket"], "websocket"),
+        answer=_one_of(whole["answer"], ("", *ANSWERS), "answer"),
+        extra_response_headers=_texts(whole["extra_response_headers"], "extra_response_headers"),
         request_bytes=_optional_natural(whole["request_bytes"], "request_bytes"),
     )
 

@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from rules.answers import answer_spec
 from rules.arguments import Value, pairs
 from rules.authority import foreign_authority, is_slot
 from rules.decision import (
@@ -179,6 +180,7 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     if isinstance(merged, Denied):
         return merged
     restrictions, credential = merged
+    restrictions = replace(restrictions, answer=answer_spec([one.op for one in candidates], allowing, facts))
     # 8
     refusal = foreign_authority([candidate.op for candidate in candidates], facts, credential, restrictions, found)
     if refusal is not None:
@@ -203,7 +205,7 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
         credential=None if credential is None else credential.name,
         restrictions=restrictions,
         arguments=arguments,
-        needs_state=bool(restrictions.requests) or restrictions.result is not None,
+        needs_state=bool(restrictions.requests) or restrictions.result is not None or restrictions.answer is not None,
     )
 
 
@@ -354,6 +356,7 @@ def _merge(
     return (
         Restrictions(
             request_headers=headers,
+            response_headers=frozenset.intersection(*(frozenset(op.extra_response_headers) for op in ops)),
             request_bytes=_least(_upload_bound(candidate) for candidate in candidates),
             response_bytes=_least(rule.response_bytes for rule in rules),
             requests=tuple(sorted((rule.id, *rule.requests) for rule in rules if rule.requests is not None)),

@@ -56,17 +56,29 @@ class ResultSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSpec:
+    """What is done to an answer. `patterns` are the granted names, as `with:` writes them; None grants every name."""
+
+    name: str
+    patterns: tuple[str, ...] | None
+    bound: int = 4 << 20
+    """Bytes of one message of the answer, after decoding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restrictions:
     """Everything the matching rules ask for, merged; no later code looks at rules again (RULINGS 3.1)."""
 
     request_headers: frozenset[str] | None = None
     """Lower-case names that may pass; None means every header that the gate lets through."""
-    response_headers: frozenset[str] | None = None
+    response_headers: frozenset[str] = frozenset()
+    """Lower-case names that may come back besides the base list, where an answer is shaped."""
     request_bytes: int | None = None
     response_bytes: int | None = None
     requests: tuple[tuple[RuleId, int, int], ...] = ()
     """(rule, count, seconds): every one is charged."""
     result: ResultSpec | None = None
+    answer: AnswerSpec | None = None
     client_auth: bool = False
     """True only with `client_auth: pass`: the client's own authority may travel."""
     placeholders_inert: bool = False

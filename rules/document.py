@@ -72,6 +72,8 @@ def encode_operation(op: Operation) -> Json:
         "download": op.download,
         "websocket": op.websocket,
         "request_bytes": op.request_bytes,
+        "answer": op.answer,
+        "extra_response_headers": list(op.extra_response_headers),
     }
 
 

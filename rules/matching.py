@@ -256,6 +256,11 @@ def bind_arguments(
     return True
 
 
+def pattern_fits(pattern: str, value: str, sandbox: Sandbox) -> bool:
+    """True if `value` fits one pattern of `with:`, letters compared exactly."""
+    return _fits(pattern, value, sandbox, fold=False)
+
+
 def check_binding(pattern: str) -> None:
     """Raise InvalidTemplate unless `pattern` can be used in `with:`."""
     if not pattern or len(pattern) > 512 or not pattern.isprintable() or "**" in pattern:

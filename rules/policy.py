@@ -15,6 +15,8 @@ from typing import Any, Literal
 from rules.names import CredentialRef, Destination, Host, RuleId, Scheme
 
 Effect = Literal["read", "write", "mint", "execute", "disclose"]
+ANSWERS = ("mcp_tools",)
+"""`mcp_tools`: of the tools that a server lists only those that the rules grant (rules/answers.py)."""
 Sni = Literal["required", "optional"]
 Dns = Literal["synthetic", "strict"]
 
@@ -199,6 +201,10 @@ class Operation:
     websocket: bool = False
     request_bytes: int | None = None
     """Upload bound that the catalogue states; None: the default for the effect."""
+    answer: str = ""
+    """What is done to its answer before a sandbox sees it, one of ANSWERS; "" for nothing."""
+    extra_response_headers: tuple[str, ...] = ()
+    """Names beyond the base allowlist that may come back with an answer that is shaped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

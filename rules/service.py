@@ -90,6 +90,7 @@ class RequestDef:
     when: Literal["both", "public", "mirror"]
     methods: tuple[str, ...]
     paths: tuple[str, ...]
+    """Below the prefix; "" is the prefix itself, or `/` where there is none."""
     encoded_slash: bool
     query: Mapping[str, tuple[str, ...] | None] | None
     query_required: tuple[str, ...]
@@ -106,6 +107,8 @@ class RequestDef:
     download: bool
     request_bytes: int | None
     native: str
+    answer: str = ""
+    extra_response_headers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +187,8 @@ def put_hosts_in(service: ServiceDef) -> ServiceDef:
                     scheme=scheme,
                     methods=request.methods,
                     paths=tuple(
-                        parse_path(prefix + template, encoded_slash=request.encoded_slash) for template in request.paths
+                        parse_path(prefix + template or "/", encoded_slash=request.encoded_slash)
+                        for template in request.paths
                     ),
                     query=request.query,
                     query_required=request.query_required,
@@ -201,6 +205,8 @@ def put_hosts_in(service: ServiceDef) -> ServiceDef:
                     redirects_declared=request.redirects_declared,
                     download=request.download,
                     request_bytes=request.request_bytes,
+                    answer=request.answer,
+                    extra_response_headers=request.extra_response_headers,
                 )
             )
     credential = service.credential

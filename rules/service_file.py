@@ -29,7 +29,7 @@ from rules.matching import InvalidTemplate, parse_host_template, parse_path
 from rules.names import Host, InvalidName, Scheme
 from rules.operations import LATER, arguments_of, check_head_params, check_params
 from rules.placeholders import InvalidShape, check_shape
-from rules.policy import BodySpec, Effect, HeadSpec, HostPattern, PlaceholderSpec, Slot
+from rules.policy import ANSWERS, BodySpec, Effect, HeadSpec, HostPattern, PlaceholderSpec, Slot
 from rules.service import (
     EFFECTS,
     NATIVES,
@@ -65,6 +65,8 @@ _OPERATION_KEYS = (
     "why",
     "arguments",
     "bind",
+    "answer",
+    "answer_headers",
     "fold",
     "headers",
     "placeholders",
@@ -281,6 +283,8 @@ class _Parser:
                     download=self.flag(entry, path, "download"),
                     request_bytes=request_bytes,
                     native=self.choice(entry.get("native", native), (*path, "native"), NATIVES),
+                    answer=self.choice(entry.get("answer", ""), (*path, "answer"), ("", *ANSWERS)),
+                    extra_response_headers=self.names(entry.get("answer_headers"), (*path, "answer_headers")),
                 )
             )
         return requests
@@ -288,9 +292,9 @@ class _Parser:
     def paths(self, value: Any, path: Path, encoded_slash: bool) -> tuple[str, ...]:
         found: list[str] = []
         for index, template in enumerate(self.items(value, path)):
-            text = self.text(template, (*path, index))
+            text = self.text(template, (*path, index), empty=True)
             try:
-                parse_path(text, encoded_slash=encoded_slash)
+                parse_path(text or "/", encoded_slash=encoded_slash)
             except InvalidTemplate as error:
                 self.problem((*path, index), str(error))
             else:
@@ -300,7 +304,7 @@ class _Parser:
     def known_captures(self, arguments: Mapping[str, str], paths: tuple[str, ...], path: Path) -> None:
         """A path that yields half of an argument is a mistake: with `{owner}` alone `{owner}/{repo}` would vanish."""
         for template in paths:
-            captured = set(parse_path(template).names)
+            captured = set(parse_path(template or "/").names)
             for argument in arguments.values():
                 written = (part.partition("}")[0] for part in argument.split("{")[1:])
                 places = {place for place in written if not place.startswith(("query.", "host."))}

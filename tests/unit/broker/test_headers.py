@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.headers import NEVER_RETURNED, is_bare_location, request_headers, response_head
+from broker.headers import NEVER_RETURNED, is_bare_location, request_headers, response_head, spelled
 from broker.scrub import Guarded, Patterns
 from rules.decision import Restrictions
 from wire.heads import ResponseHead
@@ -34,6 +34,13 @@ def test_authority_and_orders_are_not_returned(name: str) -> None:
 def test_a_list_cannot_let_authority_through(name: str) -> None:
     """Naming such a field in a list changes nothing."""
     assert down((name.encode(), b"value"), response_headers=frozenset({name})) == {}
+
+
+def test_a_name_of_the_permit_comes_back_beside_the_base_list() -> None:
+    """What the catalogue names of an operation's answer passes, and the base list still does."""
+    fields = ((b"MCP-Session-Id", b"1"), (b"ETag", b"2"), (b"X-Any", b"3"))
+    assert down(*fields, response_headers=frozenset({"mcp-session-id"})) == {"mcp-session-id": "1", "etag": "2"}
+    assert down(*fields) == {"etag": "2"}
 
 
 def test_nominated_fields_are_not_returned() -> None:
@@ -112,3 +119,12 @@ def test_a_counted_call_keeps_its_own_headers() -> None:
     assert ("x-data", "1") in kept
     assert ("accept-encoding", "gzip") in kept
     assert dropped == ("x-forwarded-for", "x-nominated", "x-original-url")
+
+
+def test_names_go_up_as_the_client_spelled_them_and_ours_by_convention() -> None:
+    """C074: some servers compare letters; the credential's header never has the client's spelling."""
+    headers = (("host", "a.test"), ("x-custom", "1"), ("accept-encoding", "identity"), ("x-api-key", "real"))
+    received = (("HOST", "a.test"), ("X-CuStOm", "1"), ("x-custom", "2"), ("x-api-KEY", "placeholder"))
+    written = spelled(headers, received, frozenset({"host", "x-api-key"}))
+    assert [name for name, _ in written] == [b"Host", b"X-CuStOm", b"Accept-Encoding", b"X-Api-Key"]
+    assert [value for _, value in written] == [value.encode() for _, value in headers]
