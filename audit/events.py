@@ -297,6 +297,13 @@ EVENTS: Final[Mapping[str, EventSpec]] = {
     # Sandboxes, policy, secrets, administration: the vault's.
     "sandbox.created": _event("XS001I", "a sandbox was created", _ADMIN, _NAMED, _VAULT),
     "sandbox.ended": _event("XS002I", "a sandbox was ended", _ADMIN, frozenset({"tenant", "sandbox"}), _VAULT),
+    "sandbox.frozen": _event(
+        "XS005W",
+        "a sandbox used up a budget: an operation, or everything, is refused it for a while",
+        _WHO | {"operation", "reason", "detail", "ttl_s"},
+        frozenset({"tenant", "sandbox", "reason"}),
+        _FACE,
+    ),
     "boundary.claimed": _event("XS003I", "a boundary was claimed; it arms nothing", _ADMIN, _NOTHING, _VAULT),
     "boundary.proven": _event("XS004I", "a boundary was observed by our own process", _ADMIN, _NOTHING, _VAULT),
     "boundary.broken": _event(

@@ -45,6 +45,8 @@ SETTLE_SECONDS = 1.0
 """Of abuse before it is measured."""
 BOUND_MS = 20.0
 FACTOR = 2.0
+AHEAD = ["nice", "-n", "-15"] if os.geteuid() == 0 else []
+"""Words before a command that put it before whatever else runs on the machine; the abuser comes between the two."""
 SINK = "sink.bench.test"
 SECRET = "bench-secret-0f1e2d3c4b5a69788796a5b4"
 
@@ -145,8 +147,8 @@ class Scene:
     _a: Box
 
     def __init__(self, folder: Path, generator: Path, upstream: Upstream, sink: int, front: list[str]) -> None:
-        self._generator = [*front, str(generator)]
-        self._abuser = [*front, "nice", "-n", "19", sys.executable, "-m", "bench.abuse"]
+        self._generator = [*front, *AHEAD, str(generator)]
+        self._abuser = [*front, "nice", "-n", "-5" if AHEAD else "19", sys.executable, "-m", "bench.abuse"]
         self._upstream = upstream
         self._sink = sink
         self._folder = folder
@@ -157,11 +159,11 @@ class Scene:
         cores = sorted(os.sched_getaffinity(0))
         apart = len(cores) > 1 and shutil.which("taskset") is not None
         front, back = (["taskset", "-c", str(cores[0])], ["taskset", "-c", str(cores[-1])]) if apart else ([], [])
-        with Upstream(folder / "upstream", front, names=(*NAMES, SINK)) as upstream, ExitStack() as stack:
+        with Upstream(folder / "upstream", [*front, *AHEAD], names=(*NAMES, SINK)) as upstream, ExitStack() as stack:
             for name, text in HOSTILE.items():
                 (upstream.folder / "www" / name).write_bytes(text[: 1 << 16])
             sink = free_port()
-            command = [*front, sys.executable, "-m", "bench.sink", str(upstream.folder), str(sink)]
+            command = [*front, *AHEAD, sys.executable, "-m", "bench.sink", str(upstream.folder), str(sink)]
             process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
             stack.callback(process.wait)
             stack.callback(process.terminate)
@@ -175,7 +177,7 @@ class Scene:
                 credentials=CREDENTIALS,
                 secrets={"keyed": SECRET},
                 origins=[upstream, taker],
-                prefix=back,
+                prefix=[*back, *AHEAD],
             )
             scene._gateway = stack.enter_context(ours)
             scene._a = ours.sandbox(ttl="1h")
@@ -256,7 +258,8 @@ def value(measured: list[Measured], name: str, lane: str, when: str, field: str)
 def passes(measured: list[Measured], name: str, lane: str) -> bool:
     alone, under = (value(measured, name, lane, when, "p99_ms") for when in ("alone", "under"))
     errors = value(measured, name, lane, "under", "errors")
-    return under <= max(FACTOR * alone, BOUND_MS) and not errors
+    answered = min(value(measured, name, lane, when, "answers") for when in ("alone", "under"))
+    return under <= max(FACTOR * alone, BOUND_MS) and not errors and answered > 0
 
 
 def line_of(found: Measured) -> str:

@@ -756,6 +756,8 @@ def _cuts(message: Cut, call: _Call) -> bool:
             return True
         case "sandbox":
             return (call.tenant, call.sandbox) == (message.tenant, message.subject)
+        case "thaw":
+            return False  # budgets are the workers'
         case "credential":
             return call.credential == message.subject and message.tenant in ("", call.tenant)
         case "policy":
@@ -768,6 +770,8 @@ def _cuts_connection(message: Cut, key: PoolKey) -> bool:
             return True
         case "sandbox":
             return (key.target.tenant, key.target.sandbox) == (message.tenant, message.subject)
+        case "thaw":
+            return False
         case "credential":
             named = (key.credential or "").rpartition("@")[0] == message.subject
             return named and message.tenant in ("", key.target.tenant)

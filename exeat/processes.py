@@ -155,6 +155,7 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
         shared = list(supervisor.sockets[number : number + 1])
         boot = {
             "name": name,
+            "workers": settings.workers,
             "ca_pem": root_pem,
             "digest_key": digest_key,
             "vault_fd": control[name][1],

@@ -148,8 +148,8 @@ class FrontDoor:
         slot = self._connections.arrive(channel.listener, channel.peer)
         if slot is None:
             stream.abort()
-            if self._pace.within(("", channel.peer)):
-                await self._refuse_connection(channel, None, "too-many-requests", Seen())
+            # Also beyond the pace: the log counts what it does not write singly (RULINGS 9.2).
+            await self._refuse_connection(channel, None, "too-many-requests", Seen())
             return
         stream.share = self._turns.share(("", channel.peer or channel.listener), known=False)
         guard = Guard(self._on_fault)
@@ -183,7 +183,8 @@ class FrontDoor:
                     found = self._identify(channel, head.get("proxy-authorization"))
                     if not isinstance(found, Identified):
                         if not self._pace.within(("", channel.peer)):
-                            break  # a flood: closed without a word (RULINGS 9.2)
+                            await self._not_identified(channel, found)
+                            break  # a flood: counted, and closed without a word (RULINGS 9.2)
                         challenges += 1
                         refuse = await self._not_identified(channel, found)
                         if not await refuse_with(
@@ -252,8 +253,7 @@ class FrontDoor:
     async def _captured(self, stream: ByteStream, channel: Channel, slot: Slot, wanted: tuple[str, int] | None) -> None:
         found = self._identify(channel, ())
         if not isinstance(found, Identified):
-            if self._pace.within(("", channel.peer)):
-                await self._not_identified(channel, found)
+            await self._not_identified(channel, found)
             stream.abort()
             return
         if not self._connections.identified(slot, found.sandbox):

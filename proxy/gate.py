@@ -35,7 +35,7 @@ from audit.journal import AuditUnavailable, Journal
 from net.aside import Aside, Busy
 from proxy import records
 from proxy.identity import Identified, current
-from proxy.limits import BodyShare, Budgets, HeldBodies, LimitTable
+from proxy.limits import BodyShare, Budgets, HeldBodies, LimitTable, RefusalPace
 from proxy.ports import Channel, Clock, Directory, DirectoryUnavailable, RandomBytes, Registered, Snapshot
 from proxy.recent import RecentRefusals, RefusalNote
 from proxy.records import Outcome, Seen
@@ -204,8 +204,10 @@ class Gate:
         journal_seconds: float = JOURNAL_SECONDS,
         decide_seconds: float = DECIDE_SECONDS,
         judging: Aside | None = None,
+        pace: RefusalPace | None = None,
     ) -> None:
-        """`judging` is where bodies are judged; by default threads of this gate's own."""
+        """`judging` is where bodies are judged; by default threads of this gate's own. `pace` says who is frozen."""
+        self._pace = pace or RefusalPace(table, clock)
         self._judging = judging or Aside("judging")
         self._directory = directory
         self._journal = journal
@@ -310,6 +312,8 @@ class Gate:
             if registered is None:
                 return _Judged(verdict=_No(reason="sandbox-ended", digest=digest), sandbox=sandbox, digest=digest)
             sandbox = registered.sandbox
+            if self._pace.frozen((sandbox.tenant, sandbox.id)):
+                return _Judged(verdict=_No(reason="limit-reached", digest=digest), sandbox=sandbox, digest=digest)
             native = native_shape(snapshot.policy, sandbox, facts)
             answer = await self._decision(snapshot.policy, sandbox, facts, now)
             verdict = self._bounded(request_id, snapshot, registered, answer, facts)
@@ -479,6 +483,8 @@ class Gate:
             registered = current(who, snapshot, now)
             if registered is None:
                 return _No(reason="sandbox-ended", digest=digest)
+            if self._pace.frozen((registered.sandbox.tenant, registered.sandbox.id)):
+                return _No(reason="limit-reached", digest=digest)
             answer = self._decide_connect(snapshot.policy, registered.sandbox, facts, now)
             match answer:
                 case Denied():

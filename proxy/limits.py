@@ -3,18 +3,20 @@
     Connections      per listener and source before identity is known, per sandbox after (RULINGS 2.6)
     Budgets          RULINGS 4.7: what an allowed request may still carry out in an hour
     HeldBodies       bytes of bodies that are judged whole, until their requests are over
-    RefusalPace      50 refusals a second are answered at once; beyond, the connection is closed (RULINGS 9.2)
+    RefusalPace      50 refusals a second are answered at once; beyond, the connection is closed (RULINGS 9.2), and a
+                     sandbox that goes on so for FLOOD_SECONDS is frozen: everything is refused it for a while
     RefusalLeaves    20 a minute, 200 in all: certificates that only carry a refusal (RULINGS 5.6)
 
-Counted per worker with finite defaults; every key starts with (tenant, sandbox). The tables themselves are
-bounded: a new key beyond the bound is refused, an old one is never forgotten to make room for it.
+Counted per worker with finite defaults; every key starts with (tenant, sandbox). Where there are several workers each
+has its part of the budgets (`LimitTable.part`), so that together they never allow more than is documented. The tables
+themselves are bounded: a new key beyond the bound is refused, an old one is never forgotten to make room for it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -45,6 +47,9 @@ class LimitTable:
     forwarded_header_bytes: int = 32 * 1024
     """Names and values that pass on a plain rule, after stripping (RULINGS 4.3)."""
     refusals_per_second: int = 50
+    flood_seconds: int = 10
+    """Seconds in a row with more refusals than that, after which the sandbox is frozen."""
+    frozen_seconds: int = 60
     refusal_leaves_per_minute: int = 20
     refusal_leaves_total: int = 200
     names_under_wildcard: int = 50
@@ -61,6 +66,30 @@ class LimitTable:
     sandboxes: int = 4096
     """Sandboxes that one worker counts for."""
     hosts_per_sandbox: int = 1024
+
+    def part(self, workers: int) -> LimitTable:
+        """The table of one of `workers` workers: what bounds a channel is divided, and rounded down, never below one.
+
+        A sandbox whose connections all reach one worker gets that worker's part alone: less than documented, never
+        more. What protects a process (held bodies, times, sizes) holds for each.
+        """
+        if workers == 1:
+            return self
+        return replace(self, **{name: max(1, getattr(self, name) // workers) for name in DIVIDED})
+
+
+DIVIDED: Final = (
+    "sandbox_connections",
+    "refusals_per_second",
+    "refusal_leaves_per_minute",
+    "refusal_leaves_total",
+    "names_under_wildcard",
+    "paths_per_host",
+    "query_bytes_per_host",
+    "read_upload_bytes",
+    "missing_per_registry",
+)
+"""The figures that several workers share."""
 
 
 READ_UPLOADS: Final[Mapping[str, int]] = {
@@ -176,6 +205,14 @@ class BodyShare:
         self._held.change(self._owner, -size)
 
 
+type OnFrozen = Callable[[tuple[str, str], str, str, int], None]
+"""((tenant, sandbox), operation or "" for all, which budget, seconds)."""
+
+
+def _nobody(owner: tuple[str, str], operation: str, budget: str, seconds: int) -> None:
+    """Nobody is told."""
+
+
 # --- budgets -----------------------------------------------------------------------------------------------------
 
 
@@ -195,9 +232,12 @@ class _Hour:
 class Budgets:
     """Charges permitted requests. `None` is yes; a reason code is no, and freezes that operation for the hour."""
 
-    def __init__(self, table: LimitTable, clock: Clock) -> None:
+    def __init__(self, table: LimitTable, clock: Clock, *, workers: int = 1, on_frozen: OnFrozen = _nobody) -> None:
+        """`table` is this worker's part; operations that state their own budget are divided by `workers` here."""
         self._table = table
         self._clock = clock
+        self._workers = workers
+        self._on_frozen = on_frozen
         self._hours: dict[tuple[str, str], _Hour] = {}
 
     def charge(self, policy: Policy, permit: Permit, facts: RequestFacts) -> str | None:
@@ -211,14 +251,17 @@ class Budgets:
         paths = hour.paths.get(host, set())
         names = hour.names.get(wildcard, set()) if wildcard else set()
         query = hour.query_bytes.get(host, 0) + len(facts.query.raw or "")
-        over = (
-            (host not in hour.paths and len(hour.paths) >= self._table.hosts_per_sandbox)
-            or (path not in paths and len(paths) >= self._table.paths_per_host)
-            or query > self._table.query_bytes_per_host
-            or (wildcard != "" and host not in names and len(names) >= self._table.names_under_wildcard)
-        )
+        over = ""
+        if host not in hour.paths and len(hour.paths) >= self._table.hosts_per_sandbox:
+            over = "hosts"
+        elif path not in paths and len(paths) >= self._table.paths_per_host:
+            over = "paths"
+        elif query > self._table.query_bytes_per_host:
+            over = "query bytes"
+        elif wildcard and host not in names and len(names) >= self._table.names_under_wildcard:
+            over = "names under a wildcard"
         if over:
-            hour.frozen.add(permit.operation)
+            self._freeze(hour, permit, over)
             return "limit-reached"
         hour.paths.setdefault(host, set()).add(path)
         hour.query_bytes[host] = query
@@ -235,7 +278,7 @@ class Budgets:
             return False
         used = hour.uploads.get(permit.operation, 0) + count
         if used > self._upload_bound(permit):
-            hour.frozen.add(permit.operation)
+            self._freeze(hour, permit, "upload bytes of a read")
             return False
         hour.uploads[permit.operation] = used
         return True
@@ -260,7 +303,8 @@ class Budgets:
             hour.uploads[permit.operation] = max(0, hour.uploads.get(permit.operation, 0) - count)
 
     def _upload_bound(self, permit: Permit) -> int:
-        return READ_UPLOADS.get(permit.operation.rpartition("/")[2], self._table.read_upload_bytes)
+        stated = READ_UPLOADS.get(permit.operation.rpartition("/")[2])
+        return self._table.read_upload_bytes if stated is None else stated // self._workers
 
     def missed(self, permit: Permit, native: str) -> None:
         """A registry answered 404: made-up package names are words said to whoever runs it (RULINGS 4.7)."""
@@ -271,11 +315,18 @@ class Budgets:
             return
         count = hour.missing[permit.operation] = hour.missing.get(permit.operation, 0) + 1
         if count >= self._table.missing_per_registry:
-            hour.frozen.add(permit.operation)
+            self._freeze(hour, permit, "names that a registry does not have")
 
     def forget(self, tenant: str, sandbox: str) -> None:
-        """The sandbox ended."""
+        """The sandbox ended, or was thawed."""
         self._hours.pop((tenant, sandbox), None)
+
+    def _freeze(self, hour: _Hour, permit: Permit, budget: str) -> None:
+        if permit.operation in hour.frozen:
+            return
+        hour.frozen.add(permit.operation)
+        left = int(hour.since + HOUR_SECONDS - self._clock.boot())
+        self._on_frozen((permit.sandbox.tenant, permit.sandbox.id), permit.operation, budget, max(1, left))
 
     def _hour(self, sandbox: Sandbox) -> _Hour | None:
         key = (sandbox.tenant, sandbox.id)
@@ -305,25 +356,54 @@ def _wildcard(policy: Policy, permit: Permit, facts: RequestFacts) -> str:
 # --- refusals ----------------------------------------------------------------------------------------------------
 
 
-class RefusalPace:
-    """How fast one sandbox (or, before identity, one source) is being refused."""
+@dataclass(slots=True)
+class _Pace:
+    """The refusals of one key in the running second, and the seconds in a row that had too many."""
 
-    def __init__(self, table: LimitTable, clock: Clock) -> None:
+    second: int
+    count: int = 0
+    flooded: int = 0
+    frozen_until: float = 0.0
+
+
+class RefusalPace:
+    """How fast one sandbox (or, before identity, one source) is being refused, and whether it is frozen for it."""
+
+    def __init__(self, table: LimitTable, clock: Clock, *, on_frozen: OnFrozen = _nobody) -> None:
         self._table = table
         self._clock = clock
-        self._seconds: dict[tuple[str, str], tuple[int, int]] = {}
+        self._on_frozen = on_frozen
+        self._paces: dict[tuple[str, str], _Pace] = {}
 
     def within(self, key: tuple[str, str]) -> bool:
         """Count one refusal of `key`; False beyond the pace: close the connection instead of keeping it alive."""
-        second = int(self._clock.boot())
-        at, count = self._seconds.get(key, (second, 0))
-        count = count + 1 if at == second else 1
-        if key not in self._seconds and len(self._seconds) >= self._table.sandboxes:
-            self._seconds = {k: v for k, v in self._seconds.items() if v[0] == second}
-            if len(self._seconds) >= self._table.sandboxes:
-                return False
-        self._seconds[key] = (second, count)
-        return count <= self._table.refusals_per_second
+        now = self._clock.boot()
+        second = int(now)
+        pace = self._paces.get(key)
+        if pace is None:
+            if len(self._paces) >= self._table.sandboxes:
+                self._paces = {k: v for k, v in self._paces.items() if v.second >= second - 1 or v.frozen_until > now}
+                if len(self._paces) >= self._table.sandboxes:
+                    return False
+            pace = self._paces[key] = _Pace(second)
+        if pace.second != second:
+            in_a_row = pace.count > self._table.refusals_per_second and pace.second == second - 1
+            pace.flooded = pace.flooded + 1 if in_a_row else 0
+            pace.second, pace.count = second, 0
+        pace.count += 1
+        if key[0] and pace.flooded >= self._table.flood_seconds and now >= pace.frozen_until:
+            pace.frozen_until, pace.flooded = now + self._table.frozen_seconds, 0
+            self._on_frozen(key, "", "refusals", self._table.frozen_seconds)
+        return pace.count <= self._table.refusals_per_second
+
+    def frozen(self, key: tuple[str, str]) -> bool:
+        """True while everything is refused to `key` because it flooded."""
+        pace = self._paces.get(key)
+        return pace is not None and pace.frozen_until > self._clock.boot()
+
+    def forget(self, tenant: str, sandbox: str) -> None:
+        """The sandbox ended, or was thawed."""
+        self._paces.pop((tenant, sandbox), None)
 
 
 class RefusalLeaves:

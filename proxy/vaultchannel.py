@@ -22,6 +22,7 @@ from wire.control import (
     CutDone,
     Drain,
     FromVault,
+    Frozen,
     Heartbeat,
     Hello,
     Leaf,
@@ -111,6 +112,14 @@ class VaultChannel:
         """Tell what the self-check found, for status."""
         with contextlib.suppress(StreamBroken):  # a vault that is gone has denied everything already
             self._send(Checked(passed=passed))
+
+    def frozen(self, owner: tuple[str, str], operation: str, budget: str, seconds: int) -> None:
+        """Tell what a used-up budget froze, for people who ask."""
+        tenant, sandbox = owner
+        with contextlib.suppress(StreamBroken):
+            self._send(
+                Frozen(tenant=tenant, sandbox=sandbox, operation=operation[:256], budget=budget, seconds=seconds)
+            )
 
     async def _ask(self, host: Host, owner: tuple[str, str] | None, *, refusal: bool) -> str:
         number = next(self._ids)

@@ -26,7 +26,7 @@ import uvloop
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from audit.events import Event
+from audit.events import Event, Value
 from audit.journal import AuditUnavailable, Journal
 from audit.link import AuditorLink
 from net.addresses import AddressTable
@@ -54,7 +54,7 @@ from proxy.lanes.handoff import BrokerLane
 from proxy.lanes.http1 import Http1Lane
 from proxy.lanes.mitm import MitmLane
 from proxy.lanes.tunnel import TunnelLane
-from proxy.limits import Budgets, Connections, LimitTable, RefusalLeaves, RefusalPace
+from proxy.limits import Budgets, Connections, LimitTable, OnFrozen, RefusalLeaves, RefusalPace
 from proxy.liveset import Live
 from proxy.ports import Channel, Clock, DirectoryUnavailable, LiveKey, RandomBytes, Snapshot
 from proxy.probed import answer_probe
@@ -123,6 +123,8 @@ class Boot:
     """The operator's proxy that plain requests and tunnels leave through, with its password."""
     check_seconds: float = CHECK_SECONDS
     """Between two self-checks."""
+    workers: int = 1
+    """How many there are: budgets are divided by it."""
     drain_seconds: float = 8.0
     ready_fd: int | None = None
     """Written `ready\\n` once a snapshot is in force and the listeners accept."""
@@ -152,17 +154,20 @@ class Room:
         texts: HelpTexts,
         *,
         table: LimitTable | None = None,
+        workers: int = 1,
+        on_frozen: OnFrozen = lambda owner, operation, budget, seconds: None,
         on_fault: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        table = table or LimitTable()
+        """`workers` share the budgets of `table`; `on_frozen` hears what a used-up one froze."""
+        table = (table or LimitTable()).part(workers)
         self.directory = directory
         self.clock = ports.clock
         self.live = Live()
         self.recent = RecentRefusals()
-        self.budgets = Budgets(table, ports.clock)
+        self.budgets = Budgets(table, ports.clock, workers=workers, on_frozen=on_frozen)
         self.leaf_budget = RefusalLeaves(table, ports.clock)
         self.pool = Pool(ports.dialer, clock=ports.clock.boot)
-        pace = RefusalPace(table, ports.clock)
+        pace = self.pace = RefusalPace(table, ports.clock, on_frozen=on_frozen)
         self.gate = Gate(
             directory=directory,
             journal=ports.journal,
@@ -171,6 +176,7 @@ class Room:
             budgets=self.budgets,
             recent=self.recent,
             table=table,
+            pace=pace,
         )
         help_host = HelpHost(texts=texts, directory=directory, recent=self.recent, clock=ports.clock)
         broker = BrokerLane(gate=self.gate, link=ports.broker, live=self.live)
@@ -215,9 +221,14 @@ class Room:
                 mine = (message.tenant, message.subject)
                 self.budgets.forget(*mine)
                 self.leaf_budget.forget(*mine)
+                self.pace.forget(*mine)
                 self.recent.forget(*mine)
                 closed = self.live.cut(lambda key: (key.tenant, key.sandbox) == mine, "sandbox-ended")
                 return closed + self.pool.cut(lambda key, _: (key.target.tenant, key.target.sandbox) == mine)
+            case "thaw":
+                self.budgets.forget(message.tenant, message.subject)
+                self.pace.forget(message.tenant, message.subject)
+                return 0
             case "credential":
                 return self.live.cut(lambda key: key.credential == message.subject, "policy")
             case "policy":
@@ -278,6 +289,7 @@ class Worker:
         self._servers: dict[asyncio.Server | asyncio.DatagramTransport, str] = {}
         self._resolver: Resolver = resolver or SystemResolver()
         self._ready = False
+        self._notes: set[asyncio.Task[None]] = set()
         self._seen_live: set[str] = set()
         """Sandboxes that the last snapshot held: a listener may come before its sandbox's first snapshot."""
 
@@ -310,7 +322,7 @@ class Worker:
             turns=turns,
         )
         texts = HelpTexts(ca_pem=boot.ca_pem, bundle_pem=_bundle(boot.ca_pem), environment=boot.environment)
-        self._room = Room(ports, directory, texts, on_fault=_fault)
+        self._room = Room(ports, directory, texts, workers=boot.workers, on_frozen=self._tell_frozen, on_fault=_fault)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -509,6 +521,20 @@ class Worker:
             with contextlib.suppress(OSError):
                 os.write(self._boot.ready_fd, b"ready\n")
                 os.close(self._boot.ready_fd)
+
+    def _tell_frozen(self, owner: tuple[str, str], operation: str, budget: str, seconds: int) -> None:
+        """A used-up budget froze something: on record, and in `exeat sandbox show`."""
+        self._vault.frozen(owner, operation, budget, seconds)
+        tenant, sandbox = owner
+        fields: dict[str, Value | list[str] | None] = {"tenant": tenant, "sandbox": sandbox, "reason": "limit-reached"}
+        fields |= {"operation": operation or None, "detail": budget, "ttl_s": seconds}
+        task = asyncio.ensure_future(self._note(Event("sandbox.frozen", fields)))
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
+
+    async def _note(self, event: Event) -> None:
+        with contextlib.suppress(AuditUnavailable):  # what is refused for it is recorded all the same
+            await self._journal.append(event)
 
     async def _say(self, name: str, **more: str | int) -> None:
         mine: dict[str, str | int] = {"program": PROCESS, "instance": self._boot.name, **more}

@@ -1,7 +1,7 @@
 """Control messages between the vault and its workers and executors, over one inherited stream each.
 
     vault -> process   Welcome WorkerKey WorkerGone Snapshot Heartbeat Cut Drain Leaf LeafRefused Opened OpenRefused
-    process -> vault   Hello Ack LeafRequest CutDone Open Done Echo Checked
+    process -> vault   Hello Ack LeafRequest CutDone Open Done Echo Checked Frozen
 
 Rules: frames of wire/frames.py, fixed layouts of wire/fields.py. What the vault reads is only the second line: no
 JSON, no nesting (RULINGS 1.1). What it sends may hold one JSON document (the snapshot), bounded by MAX_FROM_VAULT.
@@ -34,8 +34,9 @@ _PEM = 64 * 1024
 _SECRET = 64 * 1024
 
 ProcessKind = Literal["worker", "executor"]
-CutKind = Literal["all", "sandbox", "credential", "policy"]
-_CUT_KINDS: tuple[CutKind, ...] = ("all", "sandbox", "credential", "policy")
+CutKind = Literal["all", "sandbox", "credential", "policy", "thaw"]
+"""`thaw` cuts nothing: what is frozen for that sandbox goes on, with new budgets."""
+_CUT_KINDS: tuple[CutKind, ...] = ("all", "sandbox", "credential", "policy", "thaw")
 
 
 # vault -> process
@@ -241,7 +242,18 @@ class Checked:
     passed: bool
 
 
-ToVault = Hello | Ack | LeafRequest | CutDone | Open | Done | Echo | Checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """From a worker: a sandbox used up `budget`; `operation` ("" for all of them) is refused for `seconds`."""
+
+    tenant: str
+    sandbox: str
+    operation: str
+    budget: str
+    seconds: int
+
+
+ToVault = Hello | Ack | LeafRequest | CutDone | Open | Done | Echo | Checked | Frozen
 Message = FromVault | ToVault
 
 
@@ -316,6 +328,10 @@ def encode(message: Message) -> bytes:
         case Checked():
             kind = 72
             w.flag(message.passed)
+        case Frozen():
+            kind = 73
+            w.text(message.tenant, _SHORT).text(message.sandbox, _SHORT)
+            w.text(message.operation, _SHORT).text(message.budget, _SHORT).number(message.seconds)
     return encode_frame(kind, w.finish(), MAX_FROM_VAULT if kind < 64 else MAX_TO_VAULT)
 
 
@@ -348,6 +364,14 @@ def decode_to_vault(frame: Frame) -> ToVault:
             message = Echo(id=r.number(), credential=r.text(_SHORT), hits=r.number())
         case 72:
             message = Checked(passed=r.flag())
+        case 73:
+            message = Frozen(
+                tenant=r.text(_SHORT),
+                sandbox=r.text(_SHORT),
+                operation=r.text(_SHORT),
+                budget=r.text(_SHORT),
+                seconds=r.number(),
+            )
         case _:
             raise WireError("a frame of an unknown type")
     r.finish()

@@ -91,6 +91,12 @@ async def end_call(request: web.Request) -> web.Response:
     )
 
 
+async def thaw_call(request: web.Request) -> web.Response:
+    sandbox = request.match_info["id"]
+    count = await request.app[VAULT].desk.thaw(sandbox, request[ACTOR])
+    return web.json_response({"id": sandbox, "thawed": count})
+
+
 async def boundary_call(request: web.Request) -> web.Response:
     desk, sandbox = request.app[VAULT].desk, request.match_info["id"]
     body = read_object(await request.read(), {"proven": str, "broken": list})
@@ -120,7 +126,18 @@ def _sandbox(record: SandboxRecord, vault: Vault) -> dict[str, Any]:
         "expires_at": box.expires_at,
         "ended_at": record.ended_at,
         "state": "live" if record.ended_at is None else "ended",
+        "frozen": _frozen(record, vault),
     }
+
+
+def _frozen(record: SandboxRecord, vault: Vault) -> list[dict[str, Any]]:
+    """What a used-up budget has frozen, with the seconds that are left."""
+    now = vault.clock.boot()
+    notes = vault.frozen.of((record.sandbox.tenant, record.sandbox.id), now)
+    return [
+        {"operation": note.operation or "all", "budget": note.budget, "seconds": max(1, int(note.until - now))}
+        for note in notes
+    ]
 
 
 def _with_token(url: str, token: str) -> str:
@@ -274,6 +291,7 @@ async def status_call(request: web.Request) -> web.Response:
                 "rejected": None if vault.desk.rejection is None else vault.desk.rejection.as_json(),
             },
             "sandboxes": len(vault.table.live()),
+            "frozen": vault.frozen.count(vault.clock.boot()),
             "store": {"generation": vault.store.generation, "digest": vault.store.digest},
             "clock_behind": vault.clock.behind(),
             "shared_uid": vault.boot.danger_shared_uid,

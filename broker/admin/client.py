@@ -82,6 +82,10 @@ class AdminClient:
         """Say that a probe of ours got out of this sandbox by `ways`: its credentials are disarmed for good."""
         return self.call("POST", f"/v1/sandboxes/{quote(sandbox_id, safe='')}/boundary", {"broken": list(ways)})
 
+    def thaw_sandbox(self, sandbox_id: str) -> dict[str, Any]:
+        """Give it its budgets anew: {id, thawed: operations that were frozen}."""
+        return self.call("POST", f"/v1/sandboxes/{quote(sandbox_id, safe='')}/thaw", {})
+
     def policy(self) -> dict[str, Any]:
         return self.call("GET", "/v1/policy")
 

@@ -22,6 +22,7 @@ from broker.errors import BrokerError
 from broker.sources.registry import expand
 from broker.vault.clock import Clock
 from broker.vault.fleet import Fleet
+from broker.vault.frozen import FrozenTable
 from broker.vault.leaves import LeafOffice
 from broker.vault.ledger import Ledger
 from broker.vault.policies import ActivePolicy, PolicyRejected, Rejection, load_policy
@@ -72,6 +73,7 @@ class Desk:
         table: SandboxTable,
         ledger: Ledger,
         leaves: LeafOffice,
+        frozen: FrozenTable,
         fleet: Fleet,
         journal: Journal,
         clock: Clock,
@@ -89,6 +91,7 @@ class Desk:
         self._table = table
         self._ledger = ledger
         self._leaves = leaves
+        self._frozen = frozen
         self._fleet = fleet
         self._journal = journal
         self._clock = clock
@@ -262,6 +265,24 @@ class Desk:
         async with self._turn:
             return await self._end(self._known(sandbox), actor, reason)
 
+    async def thaw(self, sandbox: str, actor: str) -> int:
+        """Give a live sandbox its budgets anew, in every worker; returns how many operations were frozen.
+
+        On record, durably, before it happens. Raises BrokerError(`no-such-sandbox`).
+        """
+        async with self._turn:
+            record = self._table.get(sandbox)
+            if record is None:
+                raise BrokerError("no-such-sandbox", "no live sandbox has this id")
+            box = record.sandbox
+            owner = (box.tenant, box.id)
+            count = len(self._frozen.of(owner, self._clock.boot()))
+            fields: Fields = {**who(box), "action": "sandbox.thawed", "actor": actor, "count": count, "outcome": "done"}
+            await self._journal.append(Event("admin.action", fields), durable=True)
+            self._frozen.forget(owner)
+            await self._cut("thaw", box.tenant, box.id)
+            return count
+
     async def end_expired(self) -> tuple[str, ...]:
         """End every sandbox whose time is over; returns their ids."""
         async with self._turn:
@@ -282,6 +303,7 @@ class Desk:
         self._proven_at.pop(record.key, None)
         self._ledger.forget((box.tenant, box.id))
         self._leaves.forget((box.tenant, box.id))
+        self._frozen.forget((box.tenant, box.id))
         late = await self._publish()
         late += await self._cut("sandbox", box.tenant, box.id)
         outcome = "failed" if fault else "unacknowledged" if late else "done"

@@ -16,6 +16,9 @@ from wire.control import Leaf, LeafRefused, LeafRequest
 MINUTE = 60.0
 LEAVES_PER_MINUTE = 120
 """For hosts that a rule inspects; a worker asks once per host and caches."""
+HOUR = 3600.0
+LEAVES_PER_HOUR = 600
+"""The same, in an hour; refusal leaves have their own bound."""
 REFUSAL_LEAVES_PER_MINUTE = 20
 REFUSAL_LEAVES = 200
 """In all, per sandbox (RULINGS 5.6)."""
@@ -37,7 +40,7 @@ class LeafOffice:
         record = self._table.get(request.sandbox, request.tenant)
         if record is None:
             return LeafRefused(id=request.id, reason="sandbox-ended")
-        if not self._charge((request.tenant, request.sandbox), request.refusal):
+        if not self.charge((request.tenant, request.sandbox), refusal=request.refusal):
             return LeafRefused(id=request.id, reason="limit-reached")
         try:
             host = Host.parse(f"[{request.host}]" if ":" in request.host else request.host)
@@ -59,12 +62,18 @@ class LeafOffice:
         for refusal in (False, True):
             self._recent.pop((*owner, refusal), None)
 
-    def _charge(self, owner: tuple[str, str], refusal: bool) -> bool:
+    def refusals_of(self, owner: tuple[str, str]) -> int:
+        """Refusal leaves that `owner` had so far."""
+        return self._refusals.get(owner, 0)
+
+    def charge(self, owner: tuple[str, str], *, refusal: bool) -> bool:
+        """Count one leaf of `owner`; False, and nothing counted, where a budget is used up."""
         now = self._clock.boot()
         window = self._recent.setdefault((*owner, refusal), deque())
-        while window and window[0] <= now - MINUTE:
+        while window and window[0] <= now - HOUR:
             window.popleft()
-        if len(window) >= (REFUSAL_LEAVES_PER_MINUTE if refusal else LEAVES_PER_MINUTE):
+        a_minute = REFUSAL_LEAVES_PER_MINUTE if refusal else LEAVES_PER_MINUTE
+        if len(window) >= LEAVES_PER_HOUR or (len(window) >= a_minute and window[-a_minute] > now - MINUTE):
             return False
         if refusal:
             if self._refusals.get(owner, 0) >= REFUSAL_LEAVES:

@@ -24,6 +24,7 @@ from broker.vault.ca import CertificateAuthority
 from broker.vault.clock import JUMP, SystemClock
 from broker.vault.desk import Desk, Settings
 from broker.vault.fleet import Fleet
+from broker.vault.frozen import FrozenNote, FrozenTable
 from broker.vault.leaves import LeafOffice
 from broker.vault.ledger import ECHO_LIMIT, Ledger
 from broker.vault.open import Opener
@@ -38,6 +39,7 @@ from state.errors import StateError
 from state.store import StateStore
 from wire.control import (
     HEARTBEAT_SECONDS,
+    Frozen,
     LeafRequest,
     Welcome,
     WorkerGone,
@@ -76,6 +78,7 @@ class Vault:
         self.fleet = Fleet()
         self.table = SandboxTable(random)
         self.ledger = Ledger()
+        self.frozen = FrozenTable()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
         self._source_threads = ThreadPoolExecutor(8, thread_name_prefix="sources")
         self._keys: dict[str, bytes] = {}
@@ -99,6 +102,7 @@ class Vault:
             table=self.table,
             ledger=self.ledger,
             leaves=self._leaves,
+            frozen=self.frozen,
             fleet=self.fleet,
             journal=journal,
             clock=clock,
@@ -289,6 +293,15 @@ class Vault:
         await self.journal.append(
             Event("broker.outcome", {**call.record, "error": "executor-lost", "completed": False}), durable=True
         )
+
+    def frozen_by(self, message: Frozen) -> None:
+        """A worker froze something of a sandbox; one that is not live is nobody's business any more."""
+        owner = (message.tenant, message.sandbox)
+        if self.table.get(message.sandbox, message.tenant) is None:
+            return
+        now = self.clock.boot()
+        note = FrozenNote(operation=message.operation, budget=message.budget, until=now + message.seconds)
+        self.frozen.note(owner, note, now)
 
     async def leaf(self, request: LeafRequest, spki: bytes, worker: str) -> bytes:
         return encode(await self._leaves.mint(request, spki, worker))

@@ -23,6 +23,7 @@ from wire.control import (
     CutDone,
     Done,
     Echo,
+    Frozen,
     Hello,
     LeafRequest,
     Open,
@@ -97,6 +98,9 @@ class Session:
                 self._only("worker")
                 assert self.member is not None
                 self.member.checked = (message.passed, self._vault.clock.wall())
+            case Frozen():
+                self._only("worker")
+                self._vault.frozen_by(message)
             case _:
                 assert_never(message)
 

@@ -126,6 +126,8 @@ def _told(answer: Mapping[str, Any]) -> dict[str, Any]:
             f"the files do not load and the policy above stays: {policy['rejected']['detail']}",
             *policy["rejected"]["problems"],
         ]
+    if answer.get("frozen"):
+        told["frozen"] = f"{answer['frozen']} sandbox(es) used up a budget: see `exeat sandbox show`"
     if answer["lost"]:
         told["lost"] = answer["lost"]
     if answer["clock_behind"]:

@@ -23,7 +23,7 @@ from exeat.settings import Settings
 from exeat.supervisor import SandboxListener, StartRefused
 from rules.names import InvalidName, parse_authority
 
-app = typer.Typer(help="Sandboxes: create, list, show, end.", no_args_is_help=True)
+app = typer.Typer(help="Sandboxes: create, list, show, thaw, end.", no_args_is_help=True)
 
 RoleOption = Annotated[str | None, typer.Option("--role", "-r", help="Its role (default: the only one there is).")]
 TtlOption = Annotated[str | None, typer.Option("--ttl", help="How long it lives: 90s, 30m, 1h, 2d.")]
@@ -225,7 +225,23 @@ def show(sandbox: str, config: ConfigOption = None, output: OutputOption = Outpu
     if output is Output.json:
         print_json(answer)
         return
+    answer["frozen"] = [
+        f"{item['operation']} for {item['seconds']} s more ({item['budget']})" for item in answer.get("frozen", [])
+    ]
     print_fields(answer)
+
+
+@app.command()
+def thaw(sandbox: str, config: ConfigOption = None, output: OutputOption = Output.text) -> None:
+    """Give a sandbox its budgets anew: what a used-up one has frozen goes on at once. On record."""
+    try:
+        answer = admin(config).thaw_sandbox(sandbox)
+    except AdminError as error:
+        explain(error)
+    if output is Output.json:
+        print_json(answer)
+        return
+    say(f"thawed {sandbox}: {answer['thawed']} operation(s) were frozen")
 
 
 @app.command()

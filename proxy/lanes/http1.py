@@ -109,6 +109,13 @@ class Http1Lane:
                 break
         await connection.close()
 
+    async def refuse_one(self, visit: Visit, code: str) -> None:
+        """Read one request, refuse it with `code`, and end the connection."""
+        head = await self.next_head(visit)
+        if head is not None:
+            await self._refuse(visit, code, head=head, close=True)
+        await visit.connection.close()
+
     async def next_head(self, visit: Visit) -> RequestHead | None:
         """The next head, or None when there is none; what is no head is refused and recorded here."""
         try:

@@ -37,6 +37,8 @@ MAX_CONNECTIONS: Final = 64
 SANDBOX_CONNECTIONS: Final = 4
 MAX_STREAMS: Final = 128
 """Requests of one connection at a time: what the adapter lets a client open, and some that are ending."""
+SANDBOX_STREAMS: Final = 256
+"""Requests of all connections of one sandbox at a time; one more is answered 429."""
 ID_BYTES: Final = 16
 LAST_WORDS_SECONDS: Final = 2.0
 PLACE_SECONDS: Final = 30.0
@@ -214,7 +216,7 @@ class MitmLane:
                     sock.close()
                     continue
                 stream = await open_socket_stream(sock)
-                task = asyncio.ensure_future(self._request(guest, stream))
+                task = asyncio.ensure_future(self._request(guest, stream, crowded=self._crowded(guest)))
                 guest.requests[task] = stream
                 task.add_done_callback(guest.ended)
         except (ChannelBroken, OSError):
@@ -222,7 +224,13 @@ class MitmLane:
         finally:
             self._lose(channel)
 
-    async def _request(self, guest: _Guest, stream: ByteStream) -> None:
+    def _crowded(self, guest: _Guest) -> bool:
+        mine = _owner(guest.who)
+        running = sum(len(other.requests) for other in self._guests.values() if _owner(other.who) == mine)
+        return running >= SANDBOX_STREAMS
+
+    async def _request(self, guest: _Guest, stream: ByteStream, *, crowded: bool) -> None:
+        """`crowded`: the sandbox has as many requests as it may, and this one is refused."""
         guard = Guard(self._on_fault)
         guard.watch(stream)
         visit = Visit(
@@ -233,7 +241,7 @@ class MitmLane:
             sni=guest.sni,
             seen=guest.seen,
         )
-        await guard.run(self._lane.serve(visit))
+        await guard.run(self._lane.refuse_one(visit, "too-many-requests") if crowded else self._lane.serve(visit))
 
     def _lose(self, channel: FdChannel) -> None:
         """The adapter behind `channel` is gone or replaced: end what it served."""

@@ -13,7 +13,7 @@ from broker.admin.peers import Peer, refuse
 from broker.admin.server import serve_admin
 from broker.vault.boot import BootRefused
 from tests.support.vaults import SECRET, Rig
-from wire.control import Checked, Cut, Snapshot
+from wire.control import Checked, Cut, Frozen, Snapshot
 
 
 @pytest.fixture
@@ -274,6 +274,58 @@ async def test_an_end_returns_after_everything_is_closed(rig) -> None:
     assert (await call(rig, "sandboxes")) == []
     (past,) = await call(rig, "sandboxes", ended=True)
     assert past["ended_at"]
+
+
+async def frozen_of(rig, sandbox: str, count: int) -> list[dict]:
+    """What `show` says once it names `count` frozen operations."""
+    async with asyncio.timeout(5):
+        while len(shown := (await call(rig, "sandbox", sandbox))["frozen"]) != count:
+            await asyncio.sleep(0)
+    return shown
+
+
+async def test_nothing_is_thawed_of_a_sandbox_that_is_not(rig) -> None:
+    """An unknown id is refused, and nothing is recorded or sent."""
+    worker = await rig.process("worker", "worker-1")
+    with pytest.raises(AdminError) as caught:
+        await call(rig, "thaw_sandbox", "sb_nobody")
+    assert caught.value.code == "no-such-sandbox"
+    assert worker.named(Cut) == []
+    assert "sandbox.thawed" not in [event.fields["action"] for event in rig.journal.named("admin.action")]
+
+
+async def test_only_workers_freeze(rig) -> None:
+    """An executor that says so is cut off; a word about a sandbox that is not live is not kept."""
+    worker = await rig.process("worker", "worker-1")
+    executor = await rig.process("executor", "executor-1")
+    executor.say(Frozen(tenant="default", sandbox="sb_x", operation="", budget="refusals", seconds=60))
+    await executor.closed.wait()
+    worker.say(Frozen(tenant="default", sandbox="sb_nobody", operation="", budget="refusals", seconds=60))
+    worker.say(Checked(passed=True))
+    async with asyncio.timeout(5):
+        while rig.vault.fleet.members("worker")[0].checked is None:
+            await asyncio.sleep(0)
+    assert (await call(rig, "status"))["frozen"] == 0
+
+
+async def test_what_is_frozen_is_shown_and_thawed_on_record(rig) -> None:
+    """`show` and `status` tell it, `thaw` reaches every worker and is written first; time ends it too."""
+    worker = await rig.process("worker", "worker-1")
+    made = await call(rig, "create_sandbox", "agent")
+    worker.say(Frozen(tenant="default", sandbox=made["id"], operation="shop/read", budget="paths", seconds=1800))
+    worker.say(Frozen(tenant="default", sandbox=made["id"], operation="", budget="refusals", seconds=60))
+    shown = await frozen_of(rig, made["id"], 2)
+    assert {(item["operation"], item["budget"]) for item in shown} == {("shop/read", "paths"), ("all", "refusals")}
+    assert (await call(rig, "status"))["frozen"] == 1
+    rig.clock.advance(61)
+    assert [item["operation"] for item in await frozen_of(rig, made["id"], 1)] == ["shop/read"]
+    assert (await call(rig, "thaw_sandbox", made["id"]))["thawed"] == 1
+    (cut,) = worker.named(Cut)
+    assert (cut.kind, cut.tenant, cut.subject) == ("thaw", "default", made["id"])
+    assert (await call(rig, "sandbox", made["id"]))["frozen"] == []
+    [record] = [event for event in rig.journal.named("admin.action") if event.fields["action"] == "sandbox.thawed"]
+    assert record.fields["sandbox"] == made["id"]
+    assert ("admin.action", True) in [(event.name, durable) for event, durable in rig.journal.events]
 
 
 async def test_time_ends_sandboxes_by_itself(rig) -> None:

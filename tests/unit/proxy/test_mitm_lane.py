@@ -69,6 +69,41 @@ async def test_beyond_its_connections_a_sandbox_gets_no_more(monkeypatch: pytest
     await here.room.mitm_lane.close()
 
 
+async def test_beyond_its_streams_a_sandbox_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more request than a sandbox may have at a time over HTTP/2 is answered 429 and recorded; others go on."""
+    monkeypatch.setattr(mitm, "SANDBOX_STREAMS", 1)
+    here = house()
+    near, far = channel_pair()
+    here.room.mitm_lane.attach(near)
+    channel = FdChannel(far)
+    client = await here.tunnel("api.test:443", tls="api.test", alpn=["h2"])
+    taken = await channel.receive()
+    assert taken is not None
+    number, plain = taken
+    streams = []
+    for _ in range(2):
+        ours, theirs = socket_pair()
+        await channel.send(number, theirs)
+        theirs.close()
+        streams.append(await open_socket_stream(ours))
+    request = b"GET /nothing HTTP/1.1\r\nHost: api.test\r\n\r\n"
+    streams[1].write(request)
+    assert (await streams[1].receive()).split(b" ")[1] == b"429"
+    streams[0].write(request)
+    assert (await streams[0].receive()).split(b" ")[1] == b"403"
+    records = here.records("request.refused")
+    assert [(one["reason"], one["sandbox"]) for one in records] == [
+        ("too-many-requests", "sb_one"),
+        ("no-rule", "sb_one"),
+    ]
+    for stream in streams:
+        stream.abort()
+    plain.close()
+    await closed(client)
+    channel.close()
+    await here.room.mitm_lane.close()
+
+
 async def test_connections_that_shake_hands_at_once_are_counted_like_those_that_are_served() -> None:
     """Expect one sandbox to get its few places, however many handshakes it begins before the first one ends."""
     here = house()

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.directory import SnapshotDirectory, SnapshotInvalid, read_snapshot
 from proxy.identity import Identified, identify, same_identity
-from proxy.limits import Budgets, Connections, LimitTable, RefusalLeaves, RefusalPace
+from proxy.limits import DIVIDED, Budgets, Connections, LimitTable, RefusalLeaves, RefusalPace
 from proxy.liveset import Live
 from proxy.ports import Directory, DirectoryUnavailable, LiveKey
 from proxy.recent import PER_SANDBOX, RecentRefusals, RefusalNote
@@ -170,6 +170,114 @@ def test_refusals_beyond_the_pace_are_told_apart() -> None:
     assert pace.within(("t", "b"))
     clock.advance(1)
     assert pace.within(("t", "a"))
+
+
+class Told:
+    """What was said to be frozen."""
+
+    def __init__(self) -> None:
+        self.frozen: list[tuple[tuple[str, str], str, str, int]] = []
+
+    def __call__(self, owner: tuple[str, str], operation: str, budget: str, seconds: int) -> None:
+        self.frozen.append((owner, operation, budget, seconds))
+
+
+@pytest.mark.parametrize(
+    ("budget", "table", "hosts"),
+    [
+        ("names under a wildcard", LimitTable(names_under_wildcard=1), ["a.wild.test", "b.wild.test"]),
+        ("hosts", LimitTable(hosts_per_sandbox=1), ["a.wild.test", "b.wild.test"]),
+        ("paths", LimitTable(paths_per_host=0), ["a.wild.test"]),
+        ("query bytes", LimitTable(query_bytes_per_host=-1), ["a.wild.test"]),
+    ],
+)
+def test_what_is_frozen_is_told_once_with_its_budget(budget: str, table: LimitTable, hosts: list[str]) -> None:
+    """Which operation, for which budget, and how many seconds are left; not again with every further refusal."""
+    clock, told = ManualClock(), Told()
+    budgets = Budgets(table, clock, on_frozen=told)
+    answers = [budgets.charge(RULES, *permitted(host)) for host in (*hosts, *hosts)]
+    assert answers[-1] == "limit-reached"
+    assert told.frozen == [((BOX.tenant, BOX.id), "dev/read", budget, 3600)]
+
+
+def test_a_thawed_sandbox_has_its_budgets_anew() -> None:
+    """Forgetting what was used frees the operation at once; it can freeze, and be told, again."""
+    told = Told()
+    budgets = Budgets(LimitTable(names_under_wildcard=1), ManualClock(), on_frozen=told)
+    names = ("a.wild.test", "b.wild.test")
+    assert [budgets.charge(RULES, *permitted(name)) for name in names] == [None, "limit-reached"]
+    budgets.forget(BOX.tenant, BOX.id)
+    assert [budgets.charge(RULES, *permitted(name)) for name in reversed(names)] == [None, "limit-reached"]
+    assert len(told.frozen) == 2
+
+
+def flood(pace: RefusalPace, clock: ManualClock, seconds: int, key: tuple[str, str] = ("t", "a")) -> None:
+    for _ in range(seconds):
+        for _ in range(5):
+            pace.within(key)
+        clock.advance(1)
+
+
+def test_a_flood_that_goes_on_freezes_the_sandbox() -> None:
+    """Too many refusals in ten seconds in a row, and everything is refused for a minute; a neighbour is not frozen."""
+    clock, told = ManualClock(), Told()
+    pace = RefusalPace(LimitTable(refusals_per_second=2), clock, on_frozen=told)
+    flood(pace, clock, 10)
+    assert not pace.frozen(("t", "a"))
+    flood(pace, clock, 1)
+    assert pace.frozen(("t", "a"))
+    assert not pace.frozen(("t", "b"))
+    assert told.frozen == [(("t", "a"), "", "refusals", 60)]
+    clock.advance(60)
+    assert not pace.frozen(("t", "a"))
+
+
+def test_a_flood_with_a_pause_freezes_nothing() -> None:
+    """Seconds with too many refusals count only in a row; so a client that tries again now and then is not frozen."""
+    clock, told = ManualClock(), Told()
+    pace = RefusalPace(LimitTable(refusals_per_second=2), clock, on_frozen=told)
+    for _ in range(6):
+        flood(pace, clock, 8)
+        clock.advance(1)
+    assert told.frozen == []
+
+
+def test_a_thawed_sandbox_is_not_frozen_for_its_flood() -> None:
+    """Thawing ends it at once."""
+    clock = ManualClock()
+    pace = RefusalPace(LimitTable(refusals_per_second=2), clock)
+    flood(pace, clock, 12)
+    assert pace.frozen(("t", "a"))
+    pace.forget("t", "a")
+    assert not pace.frozen(("t", "a"))
+
+
+def test_sources_without_a_sandbox_are_not_frozen() -> None:
+    """Before identity there is nobody to freeze: others may come from the same address."""
+    clock, told = ManualClock(), Told()
+    pace = RefusalPace(LimitTable(refusals_per_second=2), clock, on_frozen=told)
+    flood(pace, clock, 20, ("", "192.0.2.1"))
+    assert not pace.frozen(("", "192.0.2.1"))
+    assert told.frozen == []
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("name", DIVIDED)
+def test_several_workers_share_each_budget(name: str, workers: int) -> None:
+    """What all workers allow together is no more than one would, as long as each allows anything at all."""
+    whole = getattr(LimitTable(), name)
+    part = getattr(LimitTable().part(workers), name)
+    assert part * workers <= max(whole, workers)
+    assert part >= 1
+
+
+def test_an_operation_that_states_its_own_upload_shares_it_too() -> None:
+    """The bigger budget of a Git fetch is divided like the others."""
+    permit = replace(permitted("a.wild.test")[0], operation="github/git.fetch", effect="read")
+    alone, shared = (Budgets(LimitTable().part(n), ManualClock(), workers=n) for n in (1, 4))
+    assert shared.upload(permit, 4 * 1024 * 1024)
+    assert not shared.upload(permit, 1)
+    assert alone.upload(permit, 16 * 1024 * 1024)
 
 
 def test_connections_are_counted_before_and_after_identity() -> None:

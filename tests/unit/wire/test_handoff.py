@@ -18,6 +18,7 @@ from wire.control import (
     Done,
     Drain,
     Echo,
+    Frozen,
     Heartbeat,
     Hello,
     Leaf,
@@ -340,6 +341,8 @@ TO_VAULT: list[Message] = [
     Echo(id=4, credential="shop", hits=2),
     Checked(passed=True),
     Checked(passed=False),
+    Frozen(tenant="default", sandbox="sb_one", operation="shop/read", budget="paths", seconds=1800),
+    Frozen(tenant="default", sandbox="sb_one", operation="", budget="refusals", seconds=60),
 ]
 
 
