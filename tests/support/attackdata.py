@@ -20,7 +20,8 @@ A file is a list of cases:
                                    {head: '...', body: '...', coding: gzip, label: br, close: true}: raw bytes; without
                                    `head` one is made, which names `label`, else `coding`
       then: '...'                  sent after a 101; `echoes: '...'` is what must come back
-      at: [decide, explicit, ...]  the entry points (entrypoints.ENTRY_POINTS) where it applies
+      at: [decide, explicit, ...]  the entry points (entrypoints.ENTRY_POINTS) where it applies; `captured` stands for
+                                   `gateway` too, which is the same by other rules
       expect:
         verdict: denied            denied | malformed | closed | bad-upstream | unavailable | cut | allowed
                                    (`cut`: the answer broke midway: cut off, or where nothing had left yet, a 502)
@@ -30,7 +31,7 @@ A file is a list of cases:
         records: 1                 decisions on record (refusals and intents); 1 without it
         body: '...'                what the delivered body must contain; `size:` how many bytes it has
         headers: {name: value}     what the answer must carry (`none`: what it must not carry)
-      differs: {captured: {...}}   optional: what of `expect` is otherwise at one entry point
+      differs: {captured: {...}}   optional: what of `expect` is otherwise at one entry point (`captured`: at both)
 
 Text to bytes: `\r \n \t \0 \\` and `\xNN` are those bytes, `{name}` is a value that only the entry point knows
 (hosts with their ports, `{auth}`, `{ph}`, `{can}`; see attempts.host_names), `{65536*A}` is a repetition. Every other
@@ -40,7 +41,7 @@ brace is itself. All else is UTF-8.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -171,11 +172,19 @@ def _put(item: Any, value: Any) -> Any:
     return item
 
 
+def _both(names: Iterable[str]) -> Iterator[str]:
+    """`names` with `gateway` behind `captured`."""
+    for name in names:
+        yield name
+        if name == "captured":
+            yield "gateway"
+
+
 def _case(entry: Mapping[str, Any], name: str) -> Case:
     values = dict(entry)
     send = values.get("send", ())
     values["send"] = (send,) if isinstance(send, str) else tuple(send)
-    values["at"] = tuple(values["at"])
+    values["at"] = tuple(_both(values["at"]))
     if "alpn" in values:
         values["alpn"] = tuple(values["alpn"])
     if "request" in values:
@@ -184,7 +193,11 @@ def _case(entry: Mapping[str, Any], name: str) -> Case:
         values["request"] = Request(**request)
     expect = dict(values["expect"])
     values["expect"] = Expect(**expect)
-    values["differs"] = {entry: Expect(**(expect | other)) for entry, other in values.get("differs", {}).items()}
+    values["differs"] = {
+        entry: Expect(**(expect | other))
+        for name, other in values.get("differs", {}).items()
+        for entry in _both([name])
+    }
     case = Case(name=name, **values)
     if (case.request is None) == (not case.send and case.connect is None):
         raise CaseFault("a case has either `request` or `send` (with or without `connect`)")

@@ -74,8 +74,9 @@ def host_names(ground: Ground) -> dict[str, bytes]:
     names = {"ok": "ok.test", "pub": "pub.test", "npm": "npm.test", "raw": "raw.test", "wild": "a.wild.test"}
     names |= {"h2": "h2.test", "h2ok": "h2ok.test", "old": "old.test"}
     names |= {"books": "xn--bcher-kva.test", "plain": "plain.test", "evil": "evil.test", "denied": "denied.test"}
+    found: dict[str, bytes] = {"help": b"http://exeat.internal", "help.tls": b"https://exeat.internal"}
     # Reserved for what is never dialled: there is no origin behind these.
-    found = {"mixed": b"mixed.test:%d" % ground.pub.port, "mixedok": b"mixedok.test"}
+    found |= {"mixed": b"mixed.test:%d" % ground.pub.port, "mixedok": b"mixedok.test"}
     for name, host in names.items():
         port = next(origin.port for origin in ground.origins if host in origin.names)
         found[name] = f"{host}:{port}".encode()

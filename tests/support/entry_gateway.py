@@ -26,7 +26,7 @@ from tests.support.attempts import (
     judge,
     secret_names,
 )
-from tests.support.entries import inside_of
+from tests.support.entries import Inside, inside_of
 from tests.support.gateway import Box
 from tests.support.ground import Ground
 from tests.support.waiting import until
@@ -52,7 +52,16 @@ class _OnGateway:
         observed = self._play(case, sock, names)
         observed.records = self._records(before, case)
         self._close(case)
+        self._no_token_in(observed.delivered, names)
         return observed
+
+    def _no_token_in(self, delivered: bytes, names: Names) -> None:
+        """Nobody's token ever comes back, neither plain nor as it was presented."""
+        tokens = [self._second.token.encode()]
+        if presented := names["auth"].partition(b"Basic ")[2].strip():
+            tokens += [presented, base64.b64decode(presented).partition(b":")[2]]
+        for token in tokens:
+            assert token not in delivered, "a token came back"
 
     def control(self) -> None:
         observed = self._play(CONTROL, self._second.connect(), self._token_names(self._second))
@@ -73,6 +82,7 @@ class _OnGateway:
 
     def _sandbox_names(self, placeholder: str) -> dict[str, bytes]:
         names = host_names(self._ground) | secret_names("ph", placeholder.encode())
+        names |= {"id.other": self._second.id.encode(), "refused.other": self._ground.foreign_refusal.encode()}
         return names | secret_names("ph.other", self._second.placeholders["OK_KEY"].encode())
 
     def _play(self, case: Case, sock: socket.socket, names: Names) -> Observed:
@@ -161,6 +171,12 @@ class Tunnel(Explicit):
         return super()._trusted() + self._ground.pub.ca_pem
 
 
+class Help(Explicit):
+    """The help host by TLS on its own port; its answers are ours, and nobody is dialled for them."""
+
+    hosts: ClassVar = {"help": "help.tls"}
+
+
 class Mitm(Explicit):
     """HTTP/2 inside the tunnel, served by the adapter; requests only, in HTTP/2's own form."""
 
@@ -187,8 +203,11 @@ class InSandbox(_OnGateway):
 
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
-        self._entry = ground.enter(inside_of(ground.gateway))
+        self._entry = self._enter(ground)
         self._next = 0.0
+
+    def _enter(self, ground: Ground) -> Inside:
+        return ground.enter(inside_of(ground.gateway))
 
     def attempt(self, case: Case) -> Observed:
         # One sandbox for all cases: refusals that come faster than its budget are counted together, not one by one.

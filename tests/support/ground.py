@@ -25,6 +25,7 @@ from rules.compile import compile_policy
 from rules.parse import Sources, parse_sources
 from rules.policy import Policy
 from tests.support.gateway import Box, TestGateway, destinations
+from tests.support.machines import can_capture, own_network
 from tests.support.origins import Origin, Received
 
 CAN = b"canary-9fQ2hLx7VbT4mKz1RwN8sDc3"
@@ -159,6 +160,9 @@ class Ground:
         self.origins = (self.ok, self.pub, self.plain, self.evil)
 
     def __enter__(self) -> Ground:
+        if can_capture():
+            # What is started from here on has a network of its own, and so can have captured interfaces.
+            self._stack.enter_context(own_network())
         for origin in self.origins:
             self._stack.enter_context(origin.run_in_thread())
         return self
@@ -213,6 +217,12 @@ class Ground:
     def second(self) -> Box:
         """The sandbox of the control requests."""
         return self.gateway.sandbox()
+
+    @cached_property
+    def foreign_refusal(self) -> str:
+        """The request id of a refusal of the second sandbox."""
+        said = self.second.curl("-x", self.second.proxy_url, "http://evil.test/foreign")
+        return str(said.json()["request_id"])
 
     @cached_property
     def tail(self) -> Tail:

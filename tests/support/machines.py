@@ -19,8 +19,14 @@ from typing import Any
 
 from typer.testing import CliRunner
 
+from exeat.boundary import find_capture_tools
 from exeat.cli import app
 from tests.support.gateway import Completed, TestGateway, completed
+
+
+def can_capture() -> bool:
+    """Whether interfaces and rules of a host can be made here."""
+    return os.geteuid() == 0 and find_capture_tools() is not None
 
 
 def ip(*arguments: str) -> None:
