@@ -18,6 +18,7 @@ def lower_ascii(text: str) -> str:
 
 _NPM_NAME = r"[A-Za-z0-9~][A-Za-z0-9._~-]{0,213}"
 _NPM_RELEASE = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}"
+_MODEL = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _PYTHON_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?"
 _PYTHON_FILE = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9._+!-]{0,240})\.(whl|egg|zip|tar\.gz|tar\.bz2|tgz)(?:\.metadata|\.asc|\.provenance)?\Z"
@@ -33,9 +34,9 @@ def _shape(regex: str) -> Callable[[str], str | None]:
     return lambda text: text if compiled.match(text) else None
 
 
-def _without_suffix(regex: str, suffix: str) -> Callable[[str], str | None]:
-    """A name with `suffix` behind it: the name."""
-    compiled = re.compile(rf"({regex}){re.escape(suffix)}\Z")
+def _with_ending(regex: str, *endings: str) -> Callable[[str], str | None]:
+    """A name with one of `endings` behind it: the name."""
+    compiled = re.compile(rf"({regex})(?:{'|'.join(map(re.escape, endings))})\Z")
 
     def shape(text: str) -> str | None:
         match = compiled.match(text)
@@ -156,6 +157,12 @@ def _gitlab_project(text: str) -> str | None:
     return text if 2 <= len(names) <= 21 and all(_GITLAB_NAME.match(name) for name in names) else None
 
 
+def _gitlab_group(text: str) -> str | None:
+    """A group by its path; names of digits alone are ids."""
+    names = text.split("/")
+    return text if len(names) <= 20 and all(_GITLAB_NAME.match(name) for name in names) and not text.isdigit() else None
+
+
 _GITLAB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}\Z")
 
 
@@ -170,6 +177,10 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "rust-manifest": _shape(r"channel-rust-(?:stable|beta|nightly|[0-9.]{3,10})\.toml(?:\.sha256|\.asc)?"),
     "word": _shape(r"[A-Za-z0-9_-]{1,128}"),
     "hex": _shape(r"[0-9a-f]{2,128}"),
+    "gemini-count": _with_ending(_MODEL, ":countTokens"),
+    "gemini-embed": _with_ending(_MODEL, ":embedContent", ":batchEmbedContents"),
+    "gemini-generate": _with_ending(_MODEL, ":generateContent", ":streamGenerateContent"),
+    "model": _shape(_MODEL),
     "git-owner": _shape(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,98})"),
     "git-repository": _git_repository,
     "npm-package": _shape(rf"{_NPM_NAME}|@{_NPM_NAME}/{_NPM_NAME}"),
@@ -183,11 +194,12 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "crate-file": _crate_file,
     "gem-name": _shape(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"),
     "gem-file": _gem_file,
-    "gem-json": _without_suffix(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", ".json"),
+    "gem-json": _with_ending(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", ".json"),
     "deb-file": _deb_file,
     "hf-folder": _shape(r"datasets|spaces"),
     "hf-name": _hf_name,
     "gitlab-name": _shape(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"),
+    "gitlab-group": _gitlab_group,
     "gitlab-project": _gitlab_project,
     "go-archive": _shape(r"go[0-9][a-z0-9.-]{1,60}\.(?:tar\.gz|zip|msi|pkg)(?:\.sha256|\.asc)?"),
     "apk-file": _apk_file,

@@ -45,7 +45,20 @@ DAILY = {
     "s3", "slack", "stripe",
 }  # fmt: skip
 
-READS_BY_POST = {"github/git.fetch", "github/graphql.query", "huggingface/repository.read"}
+READS_BY_POST = {
+    "bitbucket/git.fetch",
+    "git/git.fetch",
+    "git/lfs.download",
+    "git/lfs.locks.read",
+    "github/git.fetch",
+    "github/graphql.query",
+    "github/lfs.download",
+    "github/lfs.locks.read",
+    "gitlab-git/git.fetch",
+    "gitlab-git/lfs.download",
+    "gitlab-git/lfs.locks.read",
+    "huggingface/repository.read",
+}
 """Reads that a POST states, each looked at by someone; every other read is a GET."""
 
 ANY_QUERY = {"huggingface/file.download"}
@@ -249,6 +262,12 @@ def test_all_mistakes_of_a_file_are_told_at_once() -> None:
         ("https://nexus.corp.example/{x}", "a capture"),
         ("https://nexus/pypi", "a single label"),
         ("https:///pypi", "no host"),
+        ("https://[nexus.corp.example]/pypi", "brackets around a name"),
+        ("https://nexus[.corp.example/pypi", "half a bracket"),
+        ("https://nexus.corp\t.example/pypi", "a tab, which some readers leave out"),
+        ("https://nexus.corp.example/py\npi", "a line break, which some readers leave out"),
+        (" https://nexus.corp.example/pypi", "a blank before it"),
+        ("https://nexus.corp.example/p\u00fdpi", "another letter than ASCII has"),
     ],
 )
 def test_a_base_that_is_not_plain_is_refused(base: str, why: str) -> None:
