@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +51,15 @@ def check_keep(paths: tuple[str, ...]) -> None:
 def prune(raw: bytes, spec: ResultSpec) -> bytes:
     """Return the kept part of the JSON text `raw`, as JSON. Raises ResultRefused, and KeepInvalid for a bad spec."""
     tree = _tree(spec.keep)
-    if len(raw) > spec.bound:
+    return rewrite(raw, spec.bound, lambda document: _kept(document, tree))
+
+
+def rewrite(raw: bytes, bound: int, change: Callable[[Any], Any]) -> bytes:
+    """Return the JSON text `raw` with its value changed by `change`, which may raise ResultRefused as this does.
+
+    Numbers come to `change` as text that is written back as it was.
+    """
+    if len(raw) > bound:
         raise ResultRefused("the answer is larger than its bound")
     try:
         measure(raw, MAX_DEPTH, MAX_NODES)  # before anything is built: a list of ones is five values for ten bytes
@@ -64,7 +73,7 @@ def prune(raw: bytes, spec: ResultSpec) -> bytes:
     except (ValueError, RecursionError):
         raise ResultRefused("the answer is not strict JSON") from None
     out: list[str] = []
-    _write(_kept(document, tree), out, 0)
+    _write(change(document), out, 0)
     return "".join(out).encode("utf-8")
 
 

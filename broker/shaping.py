@@ -1,7 +1,8 @@
 """`Shaping`: an upstream's answer on its way to a sandbox: head allowlist, coding undone, pruned, scrubbed.
 
     head    -> response_head (allowlist, masked values, standard phrase)
-    body    -> decode within caps -> `result.keep` (whole) or nothing -> scrub (streaming)
+    body    -> decode within caps -> tools that are not granted out (whole, or event by event) -> `result.keep` (whole)
+               -> scrub (streaming)
 
 Long work is done in slices, with a rest between two, and what cannot be sliced in a thread: another sandbox's request
 on the same executor does not wait for it.
@@ -13,13 +14,14 @@ went out that is a fixed 502, after it an abort (RULINGS 7.1-7.3, I33).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
 from broker.codings import CodingRefused, Decoder, coding_of, decoder_for
 from broker.headers import response_head
 from broker.result import KeepInvalid, ResultRefused, prune
 from broker.scrub import Patterns, Scrubber, slices
+from broker.tools import Event, Events, media_type, only_granted
 from net.aside import Busy
 from net.exchange import AnswerRefused
 from rules.decision import Restrictions
@@ -35,6 +37,10 @@ class Aside(Protocol):
     def __call__(self, work: Callable[[], bytes]) -> Awaitable[bytes]:
         """What `work` returns or raises; TimeoutError."""
         ...
+
+
+def _nothing(name: str) -> bool:
+    return False
 
 
 async def _rest() -> None:
@@ -63,8 +69,14 @@ class Shaping:
         method: str,
         rest: Callable[[], Awaitable[None]] = _rest,
         aside: Aside = _in_a_thread,
+        granted: Callable[[str], bool] | None = None,
     ) -> None:
-        """`rest` is awaited between two slices of work; `aside` runs what cannot be sliced."""
+        """`rest` is awaited between two slices of work; `aside` runs what cannot be sliced.
+
+        `granted` says of a tool's name whether it may be shown; it is used where `restrictions.answer` is set.
+        """
+        self._granted = granted
+        self._events: Events | None = None
         self._rest = rest
         self._aside = aside
         self._patterns = patterns
@@ -92,8 +104,8 @@ class Shaping:
 
     @property
     def kept(self) -> bool:
-        """True if the answer was cut to its kept fields."""
-        return self.holds_head
+        """True if the answer was cut to its kept fields, or its list of tools to those that are granted."""
+        return self.holds_head or self._events is not None
 
     def on_response(self, head: ResponseHead) -> ResponseHead:
         """Return the head to send. Raises AnswerRefused."""
@@ -111,7 +123,14 @@ class Shaping:
             # Fields are promised of successful answers; of others only the status is told.
             self._dropped = not 200 <= head.status < 300
             self._pruned = None if self._dropped else bytearray()
-        self._keeps_length = coding == "identity" and keep is None
+        if self._restrictions.answer is not None and not bodiless and 200 <= head.status < 300:
+            self._keeps_length = False
+            kind = media_type("".join(head.get("content-type")[:1]))
+            if kind == "text/event-stream" and self._pruned is None:
+                self._events = Events(self._restrictions.answer.bound)
+            else:
+                self._pruned = self._pruned if self._pruned is not None else bytearray()
+        self._keeps_length = self._keeps_length and coding == "identity" and keep is None
         shaped, self._head_hits = response_head(
             head,
             self._restrictions,
@@ -132,7 +151,10 @@ class Shaping:
                     if busy:
                         await self._rest()
                     busy = True
-                    if self._pruned is None:
+                    if self._events is not None:
+                        async for event in self._shown(self._events.feed(part)):
+                            yield self._scrubber.feed(event)
+                    elif self._pruned is None:
                         yield self._scrubber.feed(part)
                     else:
                         self._keep(self._pruned, part)
@@ -153,12 +175,34 @@ class Shaping:
                 yield self._scrubber.feed(part)
         yield self._scrubber.finish()
 
+    async def _shown(self, events: Iterable[Event]) -> AsyncIterator[bytes]:
+        """Events of a stream, each whole, without the tools that are not granted. Raises AnswerRefused."""
+        try:
+            for event in events:
+                data = await self._cut(event.data) if event.data else b""
+                for part in slices(event.written(data)):
+                    await self._rest()
+                    yield part
+        except ResultRefused as error:
+            raise AnswerRefused("answer-withheld", str(error)) from None
+
     async def _prune(self, whole: bytes) -> bytes:
         keep = self._restrictions.result
-        assert keep is not None
+        shown = await self._cut(whole) if whole else whole
+        return shown if keep is None else await self._beside(lambda: prune(shown, keep))
+
+    async def _cut(self, message: bytes) -> bytes:
+        """`message` without the tools that are not granted. Raises AnswerRefused."""
+        answer, fits = self._restrictions.answer, self._granted
+        if answer is None:
+            return message
+        return await self._beside(lambda: only_granted(message, answer.bound, fits or _nothing))
+
+    async def _beside(self, work: Callable[[], bytes]) -> bytes:
+        """Run `work` where whole answers are parsed. Raises AnswerRefused."""
         try:
             async with asyncio.timeout(RESULT_SECONDS):
-                return await self._aside(lambda: prune(whole, keep))
+                return await self._aside(work)
         except (ResultRefused, KeepInvalid) as error:
             raise AnswerRefused("answer-withheld", str(error)) from None
         except TimeoutError:
@@ -167,9 +211,8 @@ class Shaping:
             raise AnswerRefused("answer-withheld", "too many answers of this sandbox are being pruned") from None
 
     def _keep(self, pruned: bytearray, part: bytes) -> None:
-        keep = self._restrictions.result
-        assert keep is not None
-        if len(pruned) + len(part) > keep.bound:
+        bounds = [spec.bound for spec in (self._restrictions.result, self._restrictions.answer) if spec is not None]
+        if len(pruned) + len(part) > min(bounds):
             raise AnswerRefused("answer-withheld", "the answer is larger than result: allows")
         pruned += part
 
