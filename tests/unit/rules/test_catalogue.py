@@ -64,7 +64,7 @@ READS_BY_POST = {
 ANY_QUERY = {"huggingface/file.download"}
 """Its redirects carry a parameter that is named for the path. What else takes any query is a mistake."""
 
-QUERY_JUDGED_BY = {"s3", "call", "aws_action"}
+QUERY_JUDGED_BY = {"oci", "oci_token", "s3", "call", "aws_action"}
 """Matchers that look at every query key themselves."""
 
 SMALL = """\
