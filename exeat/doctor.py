@@ -5,14 +5,16 @@ that it needs. Every address is one of documentation (RFC 5737, RFC 3849) and ev
 packet that does get out harms nobody. What cannot be shown does not count as held: an address that never answers looks
 the same behind a firewall as on the open network.
 
-The result is a claim. Whoever controls a sandbox controls what is said in it, so nothing is armed by it (RULINGS 6.2).
-Standard library only, and nothing of ours is imported.
+The result is a claim, also where it is handed to the gateway (`post`), which keeps it for people to see. Whoever
+controls a sandbox controls what is said in it, so nothing is armed by it (RULINGS 6.2).
+Standard library only, and nothing of ours is imported; the words are those of wire/doctor.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
@@ -20,7 +22,7 @@ import socket
 import struct
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 HELP = "http://exeat.internal"
@@ -28,16 +30,16 @@ SECONDS = 3.0
 HOLDS, FAILS, UNKNOWN = "holds", "fails", "unknown"
 
 STREAMS = (
-    ("a direct connection", "192.0.2.1", 443),
-    ("a bare address in clear text", "198.51.100.1", 80),
-    ("another port (ssh)", "203.0.113.1", 22),
-    ("DNS over TLS", "192.0.2.53", 853),
-    ("a direct connection by IPv6", "2001:db8::1", 443),
+    ("direct", "a direct connection", "192.0.2.1", 443),
+    ("bare-address", "a bare address in clear text", "198.51.100.1", 80),
+    ("other-port", "another port (ssh)", "203.0.113.1", 22),
+    ("dot", "DNS over TLS", "192.0.2.53", 853),
+    ("direct-ipv6", "a direct connection by IPv6", "2001:db8::1", 443),
 )
 DATAGRAMS = (
-    ("a DNS server of its own", "192.0.2.53", 53),
-    ("QUIC", "192.0.2.1", 443),
-    ("DNS by IPv6", "2001:db8::53", 53),
+    ("dns-udp", "a DNS server of its own", "192.0.2.53", 53),
+    ("quic", "QUIC", "192.0.2.1", 443),
+    ("dns-udp-ipv6", "DNS by IPv6", "2001:db8::53", 53),
 )
 NO_WAY = frozenset(
     {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EPERM, errno.EACCES, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
@@ -48,12 +50,23 @@ CLIENTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "curl": (("CURL_CA_BUNDLE", "SSL_CERT_FILE"), ("https_proxy",), ("http_proxy",)),
     "wget": (("SSL_CERT_FILE",), ("https_proxy",), ("http_proxy",)),
     "git": (("GIT_SSL_CAINFO",), ("https_proxy", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")),
+    "gh": (("SSL_CERT_FILE",), ("https_proxy", "HTTPS_PROXY")),
     "pip": (("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"), ("https_proxy", "HTTPS_PROXY", "PIP_PROXY")),
+    "uv": (("SSL_CERT_FILE",), ("https_proxy", "HTTPS_PROXY", "ALL_PROXY")),
     "python3": (("SSL_CERT_FILE",), ("REQUESTS_CA_BUNDLE",), ("https_proxy", "HTTPS_PROXY")),
+    "aws": (("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"), ("https_proxy", "HTTPS_PROXY")),
     "node": (("NODE_EXTRA_CA_CERTS",), ("NODE_USE_ENV_PROXY", "NODE_OPTIONS"), ("https_proxy", "HTTPS_PROXY")),
     "npm": (("npm_config_cafile", "NODE_EXTRA_CA_CERTS"), ("npm_config_https_proxy", "https_proxy", "HTTPS_PROXY")),
+    "pnpm": (("npm_config_cafile", "NODE_EXTRA_CA_CERTS"), ("npm_config_https_proxy", "https_proxy", "HTTPS_PROXY")),
+    "yarn": (("YARN_HTTPS_CA_FILE_PATH", "NODE_EXTRA_CA_CERTS"), ("YARN_HTTPS_PROXY", "https_proxy", "HTTPS_PROXY")),
+    "go": (("SSL_CERT_FILE",), ("https_proxy", "HTTPS_PROXY")),
+    "cargo": (("CARGO_HTTP_CAINFO", "SSL_CERT_FILE"), ("CARGO_HTTP_PROXY", "https_proxy", "HTTPS_PROXY")),
+    "docker": (("SSL_CERT_FILE",), ("https_proxy", "HTTPS_PROXY")),
+    "java": (("JAVA_TOOL_OPTIONS",),),
+    "mvn": (("JAVA_TOOL_OPTIONS",),),
 }
-"""Of each group one variable must be set; files must hold the gateway's CA (docs/clients.md)."""
+"""Of each group one variable must be set; files must hold the gateway's CA (docs/clients.md). `python3` stands for
+requests as well. Java reads neither proxy nor CA variables: its options must name a trust store."""
 _FILES = re.compile(r"CERT|CA_|CAINFO|cafile")
 
 
@@ -64,15 +77,19 @@ class Finding(NamedTuple):
     state: str
     """holds, fails or unknown."""
     why: str
+    check: str = ""
+    """The word for it in a claim."""
+    lacks: tuple[str, ...] = ()
+    """Variables that are missing or wrong."""
 
 
 def examine() -> Iterator[Finding]:
     """Everything, one after the other; takes half a minute where nothing answers."""
     yield interfaces()
-    for what, address, port in STREAMS:
-        yield Finding(f"{what} ({_place(address, port)})", *stream(address, port))
-    for what, address, port in DATAGRAMS:
-        yield Finding(f"{what} ({_place(address, port)})", *datagram(address, port))
+    for check, what, address, port in STREAMS:
+        yield Finding(f"{what} ({_place(address, port)})", *stream(address, port), check)
+    for check, what, address, port in DATAGRAMS:
+        yield Finding(f"{what} ({_place(address, port)})", *datagram(address, port), check)
     ca, through = help_host()
     yield through
     yield from clients(os.environ, ca)
@@ -82,8 +99,9 @@ def interfaces() -> Finding:
     """Whether there is anything but loopback and what `exeat run` makes."""
     others = sorted(name for _, name in socket.if_nameindex() if name not in ("lo", "gate0", "gate1"))
     if others:
-        return Finding("network interfaces", UNKNOWN, f"{', '.join(others)}: something outside must confine it")
-    return Finding("network interfaces", HOLDS, "none leads out")
+        why = f"{', '.join(others)}: something outside must confine it"
+        return Finding("network interfaces", UNKNOWN, why, "interfaces")
+    return Finding("network interfaces", HOLDS, "none leads out", "interfaces")
 
 
 def stream(address: str, port: int) -> tuple[str, str]:
@@ -127,12 +145,14 @@ def help_host(fetch: Callable[[str], bytes] | None = None) -> tuple[str, Finding
     try:
         ca = (fetch or _fetch)(f"{HELP}/ca.pem").decode("ascii", "replace")
     except urllib.error.HTTPError as error:
-        return "", Finding(what, FAILS, f"it answers {error.code}: is the proxy URL this sandbox's own?")
+        why = f"it answers {error.code}: is the proxy URL this sandbox's own?"
+        return "", Finding(what, FAILS, why, "gateway")
     except (OSError, ValueError) as error:
-        return "", Finding(what, FAILS, f"not reached ({type(error).__name__}): http_proxy is missing or wrong")
+        why = f"not reached ({type(error).__name__}): http_proxy is missing or wrong"
+        return "", Finding(what, FAILS, why, "gateway")
     if "BEGIN CERTIFICATE" not in ca:
-        return "", Finding(what, FAILS, "somebody else answers under this name")
-    return ca, Finding(what, HOLDS, "reached")
+        return "", Finding(what, FAILS, "somebody else answers under this name", "gateway")
+    return ca, Finding(what, HOLDS, "reached", "gateway")
 
 
 def clients(
@@ -142,8 +162,9 @@ def clients(
     for name, groups in CLIENTS.items():
         if which(name) is None:
             continue
-        wrong = [problem for group in groups if (problem := _problem(group, environment, ca))]
-        yield Finding(f"client {name}", FAILS if wrong else HOLDS, "; ".join(wrong) or "its variables are set")
+        wrong = {group[0]: problem for group in groups if (problem := _problem(group, environment, ca))}
+        why = "; ".join(wrong.values()) or "its variables are set"
+        yield Finding(f"client {name}", FAILS if wrong else HOLDS, why, f"client-{name}", tuple(wrong))
 
 
 def _problem(group: tuple[str, ...], environment: Mapping[str, str], ca: str) -> str:
@@ -163,6 +184,25 @@ def _problem(group: tuple[str, ...], environment: Mapping[str, str], ca: str) ->
     return ""
 
 
+def claim(found: Iterable[Finding]) -> bytes:
+    """What `post` sends: checks, states and names of variables, all of them words of ours."""
+    findings = [
+        {"check": one.check, "state": one.state, **({"lacks": list(one.lacks)} if one.lacks else {})} for one in found
+    ]
+    return json.dumps({"version": 1, "findings": findings}).encode()
+
+
+def post(found: Iterable[Finding]) -> bool:
+    """Hand the result to the gateway; whether it took it. Nothing depends on it."""
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{HELP}/doctor", claim(found), headers, method="POST")  # noqa: S310 - a constant
+    try:
+        with contextlib.closing(urllib.request.urlopen(request, timeout=10)) as answer:  # noqa: S310 - the same
+            return bool(answer.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
 def _fetch(url: str) -> bytes:
     with contextlib.closing(urllib.request.urlopen(url, timeout=10)) as answer:  # noqa: S310 - a constant http URL
         return bytes(answer.read(1 << 20))
@@ -178,15 +218,16 @@ def _place(address: str, port: int) -> str:
 
 def main() -> int:
     """For this file alone: one line a finding; exits 1 unless everything holds."""
-    everything = True
+    found = []
     for finding in examine():
         print(f"{finding.state:8} {finding.what}: {finding.why}", flush=True)  # noqa: T201 - the result itself
-        everything = everything and finding.state == HOLDS
-    print(CLAIM)  # noqa: T201 - the result itself
-    return 0 if everything else 1
+        found.append(finding)
+    print(CLAIM + (KEPT if post(found) else ""))  # noqa: T201 - the result itself
+    return 0 if all(finding.state == HOLDS for finding in found) else 1
 
 
 CLAIM = "claimed  this is what the sandbox says of itself; it arms no credential"
+KEPT = "; the gateway has taken note of it"
 
 if __name__ == "__main__":
     raise SystemExit(main())

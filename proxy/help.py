@@ -6,18 +6,23 @@
     /env.sh           variables for clients    /reasons/<code>   what a reason means
     /doctor.sh        what holds in here
 
+    /doctor           POST: what the doctor found, as a claim (wire/doctor.py)
+
 Rules (RULINGS 8.2): only on an identified channel, exactly this name, ports 80 and 443; never resolved or dialled;
-GET and HEAD only, without effects; another sandbox's ids are as unknown as ones that never were (404).
+GET and HEAD without effects; POST where a page says so, with application/json, no foreign Origin and a bound; another
+sandbox's ids are as unknown as ones that never were (404).
 """
 
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.doctor import DOCTOR
+from proxy.gate import declared_length
 from proxy.identity import Identified, current
 from proxy.ports import Clock, Directory, DirectoryUnavailable, Snapshot
 from proxy.recent import RecentRefusals, RefusalNote
@@ -25,9 +30,14 @@ from rules.facts import RequestFacts, Sandbox
 from rules.names import OWN_NAME
 from rules.policy import HostPattern, Operation, Rule
 from rules.reasons import REASONS, reason
+from wire.control import Claim
+from wire.doctor import MAX_CLAIM_BYTES, ClaimInvalid, parse_claim
 from wire.refusals import Rendered
 
 PORTS = {"http": 80, "https": 443}
+CLAIM_SECONDS = 10.0
+"""Between two claims of one sandbox."""
+MAX_CLAIMANTS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +65,19 @@ def is_help(facts: RequestFacts) -> bool:
 class HelpHost:
     """Answers requests to the help host."""
 
-    def __init__(self, *, texts: HelpTexts, directory: Directory, recent: RecentRefusals, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        texts: HelpTexts,
+        directory: Directory,
+        recent: RecentRefusals,
+        clock: Clock,
+        claim: Callable[[Claim], None] = lambda _: None,
+    ) -> None:
+        """`claim` tells the vault what a sandbox says of itself."""
+        self._claim = claim
+        self._claims: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """Boot-clock time of each sandbox's last claim."""
         self._texts = texts
         self._directory = directory
         self._recent = recent
@@ -63,7 +85,7 @@ class HelpHost:
 
     def answer(self, who: Identified, facts: RequestFacts) -> Rendered | HelpRefused:
         """The page for one request of an identified sandbox."""
-        if facts.method not in ("GET", "HEAD"):
+        if facts.method not in ("GET", "HEAD") or facts.path.segments == ("doctor",):
             return HelpRefused(reason="method-refused")
         try:
             snapshot = self._directory.snapshot()
@@ -74,6 +96,56 @@ class HelpHost:
             return HelpRefused(reason="sandbox-ended")
         page = self._page(facts.path.segments, registered.sandbox, snapshot, _wants_json(facts))
         return page if page is not None else HelpRefused(reason="not-found")
+
+    def takes(self, facts: RequestFacts) -> int | HelpRefused:
+        """How many bytes of body a POST may have here; not called for other methods."""
+        if facts.path.segments != ("doctor",):
+            return HelpRefused(reason="method-refused")
+        length = declared_length(facts)
+        if length > MAX_CLAIM_BYTES:
+            return HelpRefused(reason="body-too-large")
+        kinds, origins = facts.header("content-type"), facts.header("origin")
+        if [kind.partition(";")[0].strip().lower() for kind in kinds] != ["application/json"]:
+            return HelpRefused(reason="claim-refused")  # a form or a text is what a page elsewhere could send
+        if any(origin not in (f"http://{OWN_NAME}", f"https://{OWN_NAME}") for origin in origins):
+            return HelpRefused(reason="claim-refused")
+        return MAX_CLAIM_BYTES
+
+    def posted(self, who: Identified, body: bytes) -> Rendered | HelpRefused:
+        """Take a claim of an identified sandbox: told to the vault as codes of ours, nothing else."""
+        try:
+            snapshot = self._directory.snapshot()
+        except DirectoryUnavailable:
+            return HelpRefused(reason="policy-unavailable")
+        registered = current(who, snapshot, self._clock.wall())
+        if registered is None:
+            return HelpRefused(reason="sandbox-ended")
+        try:
+            said = parse_claim(body)
+        except ClaimInvalid:
+            return HelpRefused(reason="claim-refused")
+        box = registered.sandbox
+        now, last = self._clock.boot(), self._claims.get((box.tenant, box.id))
+        if last is not None and now - last < CLAIM_SECONDS:
+            return HelpRefused(reason="limit-reached")
+        self._claims[box.tenant, box.id] = now
+        self._claims.move_to_end((box.tenant, box.id))
+        while len(self._claims) > MAX_CLAIMANTS:
+            self._claims.popitem(last=False)
+        self._claim(
+            Claim(
+                tenant=box.tenant,
+                sandbox=box.id,
+                epoch=box.epoch,
+                token=who.evidence.token,
+                channel_key=who.evidence.channel_key,
+                peer=who.evidence.peer,
+                holds=said.holds,
+                fails=said.fails,
+                unknown=said.unknown,
+            )
+        )
+        return _json({"boundary": "claimed", "arms": False})
 
     def _page(self, segments: tuple[str, ...], sandbox: Sandbox, snapshot: Snapshot, as_json: bool) -> Rendered | None:
         constant: dict[tuple[str, ...], Callable[[], Rendered]] = {

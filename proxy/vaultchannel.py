@@ -18,6 +18,7 @@ from rules.names import Host
 from wire.control import (
     Ack,
     Checked,
+    Claim,
     Cut,
     CutDone,
     Drain,
@@ -112,6 +113,11 @@ class VaultChannel:
         """Tell what the self-check found, for status."""
         with contextlib.suppress(StreamBroken):  # a vault that is gone has denied everything already
             self._send(Checked(passed=passed))
+
+    def claimed(self, claim: Claim) -> None:
+        """Tell what a sandbox says of itself."""
+        with contextlib.suppress(StreamBroken):
+            self._send(claim)
 
     def frozen(self, owner: tuple[str, str], operation: str, budget: str, seconds: int) -> None:
         """Tell what a used-up budget froze, for people who ask."""

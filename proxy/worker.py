@@ -67,7 +67,7 @@ from rules.decision import TunnelPermit
 from rules.facts import TunnelFacts
 from rules.lookup import name_exists
 from rules.names import Host, SandboxId
-from wire.control import MAX_FROM_VAULT, Cut
+from wire.control import MAX_FROM_VAULT, Claim, Cut
 from wire.dns import Unknown
 from wire.probe import MARK
 
@@ -141,6 +141,8 @@ class Ports:
     dialer: Dialer
     leaves: LeafContexts
     refusal_leaves: LeafContexts
+    claim: Callable[[Claim], None] = lambda _: None
+    """Tells the vault what a sandbox says of itself."""
     turns: Turns = field(default_factory=Turns)
 
 
@@ -178,7 +180,7 @@ class Room:
             table=table,
             pace=pace,
         )
-        help_host = HelpHost(texts=texts, directory=directory, recent=self.recent, clock=ports.clock)
+        help_host = HelpHost(texts=texts, directory=directory, recent=self.recent, clock=ports.clock, claim=ports.claim)
         broker = BrokerLane(gate=self.gate, link=ports.broker, live=self.live)
         self.lane = Http1Lane(
             gate=self.gate, pool=self.pool, broker=broker, live=self.live, help_host=help_host, pace=pace
@@ -315,6 +317,7 @@ class Worker:
             journal=journal,
             broker=link,
             dialer=SocketDialer(lookups, ClientContexts(), lambda: self._table, upstream=boot.upstream, turns=turns),
+            claim=vault.claimed,
             leaves=ServerContexts(leaf_key, vault.chain, now=self._clock.wall),
             refusal_leaves=ServerContexts(
                 leaf_key, vault.refusal_chain, now=self._clock.wall, capacity=REFUSAL_CONTEXTS

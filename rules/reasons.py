@@ -205,6 +205,16 @@ _TABLE: tuple[tuple[str, int, str, bool, str, str, str], ...] = (
     ),
     # --- the request's form -------------------------------------------------------------------------------------
     (
+        "claim-refused",
+        400,
+        _DENIED,
+        False,
+        "This is not what http://exeat.internal/doctor takes.",
+        "Send what the doctor sends: `exeat doctor`, or http://exeat.internal/doctor.sh.",
+        "A POST to /doctor is one JSON document of the doctor's own words, with Content-Type application/json and no "
+        "Origin but ours. Whatever it says, it arms no credential.",
+    ),
+    (
         "bad-target",
         400,
         _ERROR,

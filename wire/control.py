@@ -1,7 +1,7 @@
 """Control messages between the vault and its workers and executors, over one inherited stream each.
 
     vault -> process   Welcome WorkerKey WorkerGone Snapshot Heartbeat Cut Drain Leaf LeafRefused Opened OpenRefused
-    process -> vault   Hello Ack LeafRequest CutDone Open Done Echo Checked Frozen
+    process -> vault   Hello Ack LeafRequest CutDone Open Done Echo Checked Frozen Claim
 
 Rules: frames of wire/frames.py, fixed layouts of wire/fields.py. What the vault reads is only the second line: no
 JSON, no nesting (RULINGS 1.1). What it sends may hold one JSON document (the snapshot), bounded by MAX_FROM_VAULT.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rules.facts import BodyAttested
+from wire.doctor import MAX_CODES
 from wire.fields import FieldReader, FieldWriter
 from wire.frames import Frame, WireError, encode_frame
 
@@ -243,6 +244,27 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """From a worker: what a sandbox says of itself (wire/doctor.py), with its own evidence. Arms nothing.
+
+    `token`, `channel_key` and `peer` as wire.handoff.Evidence. Never logged.
+    """
+
+    tenant: str
+    sandbox: str
+    epoch: int
+    token: str
+    channel_key: bytes
+    peer: str
+    holds: tuple[str, ...]
+    fails: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Claim(sandbox={self.sandbox!r})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
     """From a worker: a sandbox used up `budget`; `operation` ("" for all of them) is refused for `seconds`."""
 
@@ -253,7 +275,7 @@ class Frozen:
     seconds: int
 
 
-ToVault = Hello | Ack | LeafRequest | CutDone | Open | Done | Echo | Checked | Frozen
+ToVault = Hello | Ack | LeafRequest | CutDone | Open | Done | Echo | Checked | Frozen | Claim
 Message = FromVault | ToVault
 
 
@@ -328,6 +350,12 @@ def encode(message: Message) -> bytes:
         case Checked():
             kind = 72
             w.flag(message.passed)
+        case Claim():
+            kind = 74
+            w.text(message.tenant, _SHORT).text(message.sandbox, _SHORT).number(message.epoch)
+            w.text(message.token, _SHORT).data(message.channel_key, 32).text(message.peer, _SHORT)
+            for codes in (message.holds, message.fails, message.unknown):
+                w.texts(codes, MAX_CODES, _SHORT)
         case Frozen():
             kind = 73
             w.text(message.tenant, _SHORT).text(message.sandbox, _SHORT)
@@ -364,6 +392,18 @@ def decode_to_vault(frame: Frame) -> ToVault:
             message = Echo(id=r.number(), credential=r.text(_SHORT), hits=r.number())
         case 72:
             message = Checked(passed=r.flag())
+        case 74:
+            message = Claim(
+                tenant=r.text(_SHORT),
+                sandbox=r.text(_SHORT),
+                epoch=r.number(),
+                token=r.text(_SHORT),
+                channel_key=r.data(32),
+                peer=r.text(_SHORT),
+                holds=tuple(r.texts(MAX_CODES, _SHORT)),
+                fails=tuple(r.texts(MAX_CODES, _SHORT)),
+                unknown=tuple(r.texts(MAX_CODES, _SHORT)),
+            )
         case 73:
             message = Frozen(
                 tenant=r.text(_SHORT),

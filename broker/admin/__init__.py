@@ -13,7 +13,8 @@ Times are Unix seconds; no answer holds a secret; a token and placeholders appea
                                    (these three identify alone and get a channel_key, hex, for their listener)
                                    boundary: null, "external" (the role says so), "namespaces" or "probed" (seen by
                                    our own process) or "broken" (a probe got out);
-                                   armed: whether credentials are used for it
+                                   armed: whether credentials are used for it;
+                                   claimed: null, or {at, holds, fails, unknown}: what a doctor inside said last
  GET    /v1/sandboxes[?all=1]      {sandboxes: [...]}                 GET /v1/sandboxes/{id}
  DELETE /v1/sandboxes/{id}         {id, ended_at, deleted: [...], remains: [...], unacknowledged: [...]}
  POST   /v1/sandboxes/{id}/boundary  {proven: "namespaces" | "probed"} {id, boundary}; said by what started the probe

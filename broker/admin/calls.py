@@ -121,6 +121,7 @@ def _sandbox(record: SandboxRecord, vault: Vault) -> dict[str, Any]:
         "channel": dict(record.channel),
         "boundary": record.boundary or None,
         "armed": record.ended_at is None and active is not None and armed(record, active.policy),
+        "claimed": _claimed(record, vault),
         "placeholders": sorted(record.placeholders),
         "created_at": record.created_at,
         "expires_at": box.expires_at,
@@ -128,6 +129,13 @@ def _sandbox(record: SandboxRecord, vault: Vault) -> dict[str, Any]:
         "state": "live" if record.ended_at is None else "ended",
         "frozen": _frozen(record, vault),
     }
+
+
+def _claimed(record: SandboxRecord, vault: Vault) -> dict[str, Any] | None:
+    said = vault.desk.claim_of(*record.key)
+    if said is None:
+        return None
+    return {"at": said.at, "holds": list(said.holds), "fails": list(said.fails), "unknown": list(said.unknown)}
 
 
 def _frozen(record: SandboxRecord, vault: Vault) -> list[dict[str, Any]]:

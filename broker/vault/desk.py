@@ -27,14 +27,16 @@ from broker.vault.leaves import LeafOffice
 from broker.vault.ledger import Ledger
 from broker.vault.policies import ActivePolicy, PolicyRejected, Rejection, load_policy
 from broker.vault.records import Fields, who
-from broker.vault.sandboxes import BROKEN, SEEN, Created, Request, SandboxTable
+from broker.vault.sandboxes import BROKEN, SEEN, Created, NotKnown, Request, SandboxTable
 from broker.vault.snapshot import render_snapshot
 from broker.vault.store import OWN_SECRETS, SecretInfo, SecretStore, StoreError
 from net.process import complain
 from state.errors import StateError
 from state.records import Removed, SandboxRecord
 from state.store import StateStore
-from wire.control import CutKind, Snapshot
+from wire.control import Claim, CutKind, Snapshot
+from wire.doctor import known
+from wire.handoff import Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,21 @@ class Ended:
     deleted: tuple[str, ...]
     remains: tuple[str, ...]
     unacknowledged: tuple[str, ...]
+
+
+CLAIM_SECONDS = 10.0
+"""Between two claims of one sandbox."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxClaim:
+    """What a sandbox said of itself at `at` (wall) and `boot` (boot clock). Codes of wire/doctor.py."""
+
+    at: float
+    boot: float
+    holds: tuple[str, ...]
+    fails: tuple[str, ...]
+    unknown: tuple[str, ...]
 
 
 class Desk:
@@ -101,6 +118,7 @@ class Desk:
         self._turn = asyncio.Lock()
         self._proven_at: dict[tuple[str, str], float] = {}
         """Boot-clock time of each sandbox's last proof."""
+        self._claims: dict[tuple[str, str], SandboxClaim] = {}
         self._policy: ActivePolicy | None = None
         self.rejection: Rejection | None = None
         self.generation = 0
@@ -227,6 +245,39 @@ class Desk:
         async with self._turn:
             return await self._withdraw(self._known(sandbox), BROKEN, "boundary.broken", {"actor": actor, "ways": ways})
 
+    async def claim(self, message: Claim) -> None:
+        """Keep what a sandbox says of itself, for people to see. It arms nothing, whatever it says (RULINGS 6.2).
+
+        Silence for what carries no evidence of the sandbox, for words that are not ours, and for the next one that
+        comes within CLAIM_SECONDS: the worker refuses those already.
+        """
+        evidence = Evidence(token=message.token, channel_key=message.channel_key, peer=message.peer)
+        now = self._clock.wall()
+        found = self._table.identify(evidence, message.tenant, message.sandbox, message.epoch, now)
+        codes = (*message.holds, *message.fails, *message.unknown)
+        if isinstance(found, NotKnown) or not codes or not all(map(known, codes)):
+            return
+        last = self._claims.get(found.key)
+        if last is not None and self._clock.boot() - last.boot < CLAIM_SECONDS:
+            return
+        said = SandboxClaim(
+            at=now, boot=self._clock.boot(), holds=message.holds, fails=message.fails, unknown=message.unknown
+        )
+        self._claims[found.key] = said
+        fields: Fields = {
+            **who(found.sandbox),
+            "claimed": True,
+            "holds": said.holds,
+            "fails": said.fails,
+            "unknown": said.unknown,
+            "boundary": found.boundary or None,
+        }
+        await self._journal.append(Event("boundary.claimed", fields))
+
+    def claim_of(self, tenant: str, sandbox: str) -> SandboxClaim | None:
+        """The newest claim of a live sandbox since our start; older ones are in the log."""
+        return self._claims.get((tenant, sandbox))
+
     async def lapse(self) -> None:
         """Disarm every sandbox whose proof was not repeated in time; the next proof arms it again."""
         now = self._clock.boot()
@@ -301,6 +352,7 @@ class Desk:
             fault = error  # it ends in memory and everywhere all the same; the caller hears of it below
         self._table.drop(box.tenant, box.id)
         self._proven_at.pop(record.key, None)
+        self._claims.pop(record.key, None)
         self._ledger.forget((box.tenant, box.id))
         self._leaves.forget((box.tenant, box.id))
         self._frozen.forget((box.tenant, box.id))

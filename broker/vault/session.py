@@ -20,6 +20,7 @@ from rules.facts import Sandbox
 from wire.control import (
     Ack,
     Checked,
+    Claim,
     CutDone,
     Done,
     Echo,
@@ -98,6 +99,9 @@ class Session:
                 self._only("worker")
                 assert self.member is not None
                 self.member.checked = (message.passed, self._vault.clock.wall())
+            case Claim():
+                self._only("worker")
+                self._work(self._vault.desk.claim(message))
             case Frozen():
                 self._only("worker")
                 self._vault.frozen_by(message)

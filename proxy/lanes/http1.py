@@ -50,6 +50,7 @@ from wire.heads import (
     request_framing,
     requested_upgrade,
 )
+from wire.refusals import Rendered
 
 COLLECT_SECONDS: Final = 120.0
 """For a whole body that has to be judged."""
@@ -181,10 +182,30 @@ class Http1Lane:
         return await refuse_with(visit.connection, refuse, close=close or not paced or refuse.reason in _CLOSING)
 
     async def _answer_help(self, visit: Visit, facts: RequestFacts) -> bool:
-        page = self._help.answer(visit.who, facts)
+        page = await self._posted(visit, facts) if facts.method == "POST" else self._help.answer(visit.who, facts)
         if isinstance(page, HelpRefused):
             return await self._tell(visit, await self._gate.refuse(page.reason, who=visit.who, facts=facts))
         return await answer(visit.connection, page)
+
+    async def _posted(self, visit: Visit, facts: RequestFacts) -> Rendered | HelpRefused:
+        """A POST to the help host: its head is judged before a byte of its body is asked for."""
+        bound = self._help.takes(facts)
+        if isinstance(bound, HelpRefused):
+            return bound
+        connection, collected = visit.connection, bytearray()
+        try:
+            async with asyncio.timeout(self._collect_seconds):
+                await connection.send_continue()
+                incoming = connection.body(limit=bound)
+                while (piece := await incoming.read()) is not None:
+                    collected += piece
+        except HeadRefused as error:
+            connection.must_close = True
+            return HelpRefused(reason=error.reason)
+        except (TimeoutError, StreamBroken):
+            connection.must_close = True
+            return HelpRefused(reason="client-timeout")
+        return self._help.posted(visit.who, bytes(collected))
 
     # --- a body that is judged ---
 

@@ -140,7 +140,7 @@ def test_each_client_is_told_what_it_lacks(tmp_path: Path) -> None:
 
 def test_the_script_asks_the_same() -> None:
     """doctor.sh tries the same addresses and names the same variables for the same clients."""
-    for _, address, _ in STREAMS:
+    for _, _, address, _ in STREAMS:
         assert address in DOCTOR
     for name, groups in CLIENTS.items():
         line = next(line for line in DOCTOR.splitlines() if line.startswith(f"client {name} &&"))
@@ -149,7 +149,7 @@ def test_the_script_asks_the_same() -> None:
 
 def test_only_documentation_addresses_are_tried() -> None:
     """A packet that gets out harms nobody (RFC 5737, RFC 3849)."""
-    for _, address, _ in (*STREAMS, *DATAGRAMS):
+    for _, _, address, _ in (*STREAMS, *DATAGRAMS):
         assert address.startswith(("192.0.2.", "198.51.100.", "203.0.113.", "2001:db8:")), address
     for address in re.findall(r"\d+\.\d+\.\d+\.\d+", DOCTOR):
         assert address.startswith(("192.0.2.", "198.51.100.", "203.0.113.")), address
