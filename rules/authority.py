@@ -96,11 +96,14 @@ def _holds_placeholder(credential: CredentialDef, value: str) -> bool:
     if slot.where == "cookie":
         name, equals, rest = value.partition("=")
         return bool(equals) and name == slot.name and _is_placeholder(credential, rest)
-    if slot.where == "header" and slot.name.lower() != "authorization":
+    if slot.where == "header":
         before, _, after = slot.template.partition("{value}")
         rendered = value.startswith(before) and value.endswith(after)
         inner = value[len(before) : len(value) - len(after)] if rendered else value
-        return _is_placeholder(credential, inner) or _is_placeholder(credential, value)
+        if _is_placeholder(credential, inner) or _is_placeholder(credential, value):
+            return True
+        if slot.name.lower() != "authorization":
+            return False
     scheme, _, rest = value.partition(" ")
     if scheme.lower() == "basic":
         pair = split_basic(value)

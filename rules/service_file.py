@@ -181,7 +181,10 @@ class _Parser:
             return None, ()
         entry = self.mapping(value, path)
         self.keys(
-            entry, path, ("kind", "header", "query", "username", "at", "placeholder"), ("kind", "at", "placeholder")
+            entry,
+            path,
+            ("kind", "header", "query", "template", "username", "at", "placeholder"),
+            ("kind", "at", "placeholder"),
         )
         kind = self.choice(entry.get("kind"), (*path, "kind"), ("bearer", "basic", "header", "query"))
         name = "authorization"
@@ -195,10 +198,13 @@ class _Parser:
         except InvalidShape as error:
             self.problem((*path, "placeholder", "shape"), str(error))
         at = self.at(entry.get("at"), (*path, "at"), endpoints)
+        template = self.text(entry.get("template", "{value}"), (*path, "template"))
+        if template.count("{value}") != 1 or (kind != "header" and template != "{value}"):
+            self.problem((*path, "template"), "a template is for a header, and holds {value} once")
         username = entry.get("username")
         slot = CredentialSlot(
             kind=cast("Literal['bearer', 'basic', 'header', 'query']", kind),
-            slot=Slot(where=cast("Any", kind), name=name.lower() if kind != "query" else name),
+            slot=Slot(where=cast("Any", kind), name=name.lower() if kind != "query" else name, template=template),
             authorities=(),
             placeholder=PlaceholderSpec(env=self.text(shown.get("env"), (*path, "placeholder", "env")), shape=shape),
             username=None if username is None else self.text(username, (*path, "username")),
