@@ -138,6 +138,15 @@ def kept(fields: Fields, host: str, request: Callable[[], bytes]) -> Callable[[]
 # --- the abuses ----------------------------------------------------------------------------------------------------
 
 
+async def nothing(fields: Fields) -> None:
+    """The control: a processor kept busy, and not a byte to the gateway. What that costs is no work of the gateway."""
+    while True:
+        for _ in range(10_000):
+            pass
+        await asyncio.sleep(0)
+        fields.counted["rounds"] += 1
+
+
 async def connections(fields: Fields) -> None:
     """As many connections as there may be, and asking for more."""
     held: list[asyncio.StreamWriter] = []
@@ -359,6 +368,7 @@ async def calls(fields: Fields) -> None:
 ABUSES: Final[Mapping[str, Abuse]] = {
     one.__name__: one
     for one in (
+        nothing,
         connections,
         unidentified,
         slow_heads,

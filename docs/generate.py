@@ -1,4 +1,4 @@
-"""Writes the pages that follow from the code: docs/commands.md, docs/refusals.md, docs/services.md (`make docs`).
+"""Writes the pages that follow from the code (`make docs`): commands, refusals, services, the tables of limits.md.
 
 `python docs/generate.py --check` writes nothing and exits 1 when a page is not what the code says.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import typer.main
+from limits_tables import filled
 
 from exeat.cli import app
 from rules.catalogue import AUTHORITY_FILE, Endpoint, ServiceDef, authority_list, builtin_services, read_builtin
@@ -128,6 +129,7 @@ PAGES = {"commands.md": commands_page, "refusals.md": refusals_page, "services.m
 
 def main(arguments: list[str]) -> int:
     wanted = {FOLDER / name: page() for name, page in PAGES.items()}
+    wanted[FOLDER / "limits.md"] = filled(_read(FOLDER / "limits.md"))
     wanted[FOLDER.parent / "rules" / "services" / AUTHORITY_FILE] = authority_list(builtin_services())
     stale = [path for path, text in wanted.items() if _read(path) != text]
     if "--check" in arguments:

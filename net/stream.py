@@ -201,7 +201,9 @@ class BufferedStream:
             self._waiter = None
             if self.share is not None:
                 self._in_turn = waiter
-                self.share.wake(waiter)
+                if not self.share.wake(waiter):
+                    # Not even looked at until then: what comes meanwhile is one read, not one for each packet.
+                    self.pause_reading()
             elif not waiter.done():
                 waiter.set_result(None)
 

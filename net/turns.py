@@ -8,7 +8,8 @@
 While one sandbox alone is at work nothing is held back. From the moment that another one woke in the last
 CONTEST_SECONDS, each sandbox gets one wake for each pass of the loop, first come first served inside it, and what the
 woken task runs until it waits again is measured: a sandbox that is DEBT_SECONDS ahead of half of the time pauses. So
-a flood takes one step of each pass and at most about half of the loop, however many connections it comes over.
+a flood takes one step of each pass and at most about half of the loop, however many connections it comes over. While
+a stream waits for its turn its socket is not read.
 
 Before a connection is identified its share is that of its source (`known=False`): it is held back while any sandbox
 is at work, and never makes others wait.
@@ -91,16 +92,17 @@ class Share:
         """Nothing waits and nothing is owed: a new share would do as well."""
         return not self._under_way and not self._waiting and self._free_at <= now
 
-    def wake(self, waiter: asyncio.Future[None]) -> None:
-        """Resolve `waiter`, now or when its turn comes."""
+    def wake(self, waiter: asyncio.Future[None]) -> bool:
+        """Resolve `waiter`: now (True), or when its turn comes."""
         if not self._turns.contested(self) and not self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
-            return
+            return True
         self._waiting.append(waiter)
         if not self._under_way:
             self._under_way = True
             asyncio.get_running_loop().call_soon(self._turn)
+        return False
 
     async def rest(self) -> None:
         """Let others run, then go on when this sandbox's turn comes."""
