@@ -7,6 +7,9 @@ missing=''
 need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
 need curl curl
 need git git
+need git-lfs git-lfs
+need docker-registry docker-registry
+need skopeo skopeo
 need openssl openssl
 need node nodejs
 need npm npm

@@ -834,6 +834,13 @@ def _slot_texts(definition: CredentialDef, facts: RequestFacts) -> tuple[str, ..
     return (*values, *(part for pair in pairs for part in pair))
 
 
+def pushed_shape(native: str, facts: RequestFacts) -> str:
+    """`git-push` for a whole push whose client reads a report: of a failed status git shows the number alone."""
+    pushes = native == "git" and facts.header("content-type") == ("application/x-git-receive-pack-request",)
+    held = isinstance(facts.body, bytes) and not facts.partial and b"side-band-64k" in facts.body[:1024]
+    return "git-push" if pushes and held else native
+
+
 def native_shape(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> str:
     """The refusal shape of the service that the sandbox's role knows at this host."""
     host = facts.destination.host
@@ -843,5 +850,5 @@ def native_shape(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> str:
     for rule in role.rules_for(host) if role else ():
         for operation in rule.operations:
             if operation.native != "problem" and any(pattern.matches(host) for pattern in operation.hosts):
-                return operation.native
+                return pushed_shape(operation.native, facts)
     return "problem"

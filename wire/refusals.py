@@ -64,7 +64,9 @@ def render(refusal: Refusal, shape: str = "problem") -> Rendered:
         headers.append(("proxy-authenticate", 'Basic realm="exeat", charset="UTF-8"'))
     if refusal.retry_after > 0:
         headers.append(("retry-after", str(refusal.retry_after)))
-    return Rendered(status=row.status, phrase=REFUSAL_TITLE, headers=tuple(headers), body=body)
+    # git reads a report, and shows it, only where the exchange itself went well; the report says that the push did not.
+    status = 200 if shape == "git-push" else row.status
+    return Rendered(status=status, phrase=REFUSAL_TITLE, headers=tuple(headers), body=body)
 
 
 def problem(refusal: Refusal) -> dict[str, Any]:
@@ -141,6 +143,17 @@ def _git(document: Mapping[str, Any]) -> tuple[str, bytes]:
     return "text/plain; charset=utf-8", text[:640]
 
 
+def _git_push(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    # gitprotocol-pack(5), "Report Status", in side-band-64k: band 2 is shown to the person, band 1 is the report.
+    shown = b"".join(_packet(b"\x02" + line.encode("ascii", "replace") + b"\n") for line in _lines(document))
+    report = _packet(f"unpack {document['title']}\n".encode("ascii", "replace")) + b"0000"
+    return "application/x-git-receive-pack-result", shown + _packet(b"\x01" + report) + b"0000"
+
+
+def _packet(data: bytes) -> bytes:
+    return b"%04x" % (len(data) + 4) + data
+
+
 def _npm(document: Mapping[str, Any]) -> tuple[str, bytes]:
     return "application/problem+json", _json({**document, "error": " ".join(_lines(document))})
 
@@ -177,6 +190,7 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], tuple[str, bytes]]] = {
     "problem": _problem,
     "pypi": _problem,
     "git": _git,
+    "git-push": _git_push,
     "cargo": _git,
     "go": _git,
     "npm": _npm,

@@ -43,14 +43,26 @@ def make_repository(bare: Path, files: Mapping[str, str]) -> str:
     return git("rev-parse", "HEAD")
 
 
-def git_backend(root: Path) -> Handler:
-    """Serve every repository below `root`, read and (where its configuration says so) write."""
+def git_backend(root: Path, *, push: bool = False) -> Handler:
+    """Serve every repository below `root`, read and with `push` write (else where its configuration says so).
+
+    Bodies are held by the origin: one that is to take large pushes is made with a large `keep`.
+    """
+    settings = {"safe.directory": "*", "uploadpack.allowFilter": "true"} | (
+        {"http.receivepack": "true"} if push else {}
+    )
+    # The repository belongs to whoever runs the tests.
+    config = {"GIT_CONFIG_COUNT": str(len(settings))}
+    for number, (name, value) in enumerate(settings.items()):
+        config |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
 
     async def run(exchange: Exchange) -> None:
         request = exchange.request
         body = await exchange.read_body()
         path, _, query = request.target.partition("?")
-        environment = _IDENTITY | {
+        environment = {
+            **_IDENTITY,
+            **config,
             "GIT_PROJECT_ROOT": str(root),
             "GIT_HTTP_EXPORT_ALL": "1",
             "REQUEST_METHOD": request.method,
@@ -60,10 +72,6 @@ def git_backend(root: Path) -> Handler:
             "CONTENT_LENGTH": str(len(body)),
             "GIT_PROTOCOL": request.header("git-protocol") or "",
             "HTTP_CONTENT_ENCODING": request.header("content-encoding") or "",
-            # The repository belongs to whoever runs the tests.
-            "GIT_CONFIG_COUNT": "1",
-            "GIT_CONFIG_KEY_0": "safe.directory",
-            "GIT_CONFIG_VALUE_0": "*",
         }
         process = await asyncio.create_subprocess_exec(
             "git",

@@ -30,6 +30,24 @@ def test_every_reason_has_every_shape(code: str, shape: str) -> None:
         json.loads(answer.body)
 
 
+def test_git_reads_a_report_that_says_that_the_push_failed() -> None:
+    """A push is refused inside a well-formed answer: text on the band that is shown, no `ok` in the report."""
+    answer = render(Refusal(code="no-rule", request_id="req_x", rule="dev/r"), "git-push")
+    assert answer.status == 200
+    assert dict(answer.headers)["content-type"] == "application/x-git-receive-pack-result"
+    assert dict(answer.headers)["proxy-status"].startswith("exeat; error=")
+    packets: list[bytes] = []
+    rest = answer.body
+    while rest[:4] != b"0000":
+        size = int(rest[:4], 16)
+        packets.append(rest[4:size])
+        rest = rest[size:]
+    assert rest == b"0000"
+    assert {packet[:1] for packet in packets[:-1]} == {b"\x02"}
+    assert b"Refused by Exeat policy" in packets[0]
+    assert packets[-1] == b"\x010023unpack Refused by Exeat policy\n0000"
+
+
 def test_an_unknown_code_is_told_as_internal_error() -> None:
     """A fault of ours fails closed."""
     assert json.loads(render(Refusal(code="nonsense", request_id="r")).body)["reason"] == "internal-error"

@@ -1,0 +1,279 @@
+"""git as agents use it: fetches of every kind, and pushes to the branches that a rule names and to no other.
+
+`plain.test` takes everybody; `keyed.test` takes the key that the broker has. Both are `git http-backend`.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.gateway import Box, Completed, TestGateway
+from tests.support.githttp import git_backend, make_repository
+from tests.support.lfs import LfsServer
+from tests.support.origins import Exchange, Handler, Origin
+
+pytestmark = [pytest.mark.xdist_group("git-operations"), pytest.mark.timeout(180)]
+
+KEY = "kq8-Forge-Real-0d7f1c52aa93"
+CREDENTIALS = """
+version: 1
+credentials:
+  forge: {kind: basic, username: agent, secret: "store:forge", hosts: [keyed.test], owner: tests,
+          placeholder: {env: FORGE_KEY, shape: "git_{36}"}}
+"""
+PUSH = 'ref: ["refs/heads/agent/*", "refs/tags/v*"], change: [create, update]'
+IDENTITY = ("-c", "user.name=Agent", "-c", "user.email=agent@example.test")
+
+
+def policy(plain: Origin, keyed: Origin) -> str:
+    return f"""
+    services:
+      plain: {{like: git, base: "{plain.base}"}}
+      keyed: {{like: git, base: "{keyed.base}"}}
+    roles:
+      agent:
+        allow:
+          - {{service: plain, operations: [read]}}
+          - {{name: push, service: plain, operations: [git.push], with: {{repository: "o/*", {PUSH}}}}}
+          - {{name: lfs, service: plain, operations: [lfs.upload], with: {{repository: "o/*"}}}}
+          - name: keyed
+            service: keyed
+            operations: [git.fetch, lfs.download, lfs.locks.read]
+            with: {{repository: "o/*"}}
+            credential: forge
+          - name: keyed-push
+            service: keyed
+            operations: [git.push]
+            with: {{repository: "o/*", {PUSH}}}
+            credential: forge
+    """
+
+
+@dataclass
+class Place:
+    """The two forges, their repositories and the gateway of this module."""
+
+    plain: Origin
+    keyed: Origin
+    folders: dict[str, Path]
+    lfs: LfsServer
+    box: Box
+    gateway: TestGateway
+
+    def origin(self, which: str) -> Origin:
+        return self.plain if which == "plain" else self.keyed
+
+    def refs(self, which: str, repository: str = "o/r.git") -> dict[str, str]:
+        """ref -> id, as the forge has them."""
+        folder = self.folders[which] / repository
+        done = subprocess.run(
+            ["git", "-c", "safe.directory=*", "-C", str(folder), "for-each-ref", "--format=%(refname) %(objectname)"],
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        return dict(line.split(" ") for line in done.stdout.splitlines())
+
+    def clone(self, which: str, folder: Path, *options: str) -> Completed:
+        return self.box.command("git", "clone", "-q", *options, self.origin(which).url("/o/r.git"), str(folder))
+
+    def git(self, folder: Path, *words: str) -> Completed:
+        return self.box.command("git", *IDENTITY, "-C", str(folder), *words)
+
+
+def locked(inner: Handler) -> Handler:
+    """`inner` for whoever has the key, 401 for everybody else."""
+    expected = "Basic " + base64.b64encode(f"agent:{KEY}".encode()).decode()
+
+    async def run(exchange: Exchange) -> None:
+        if exchange.request.header("authorization") != expected:
+            await exchange.read_body()
+            await exchange.answer(401, b"", (("WWW-Authenticate", 'Basic realm="forge"'),))
+            return
+        await inner(exchange)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folders = {which: tmp_path_factory.mktemp(which) for which in ("plain", "keyed")}
+    for folder in folders.values():
+        for name in ("o/r.git", "other/r.git"):
+            make_repository(folder / name, {"README.md": "hello\n", "big.txt": "x" * 5000})
+    with (
+        Origin("plain.test", address="127.0.0.91", keep=64 << 20).run_in_thread() as plain,
+        Origin("keyed.test", address="127.0.0.92", keep=64 << 20).run_in_thread() as keyed,
+    ):
+        lfs = LfsServer(plain.base, git_backend(folders["plain"], push=True))
+        plain.on("/*", lfs)
+        keyed.on("/*", locked(git_backend(folders["keyed"], push=True)))
+        with TestGateway(
+            tmp_path_factory.mktemp("git"),
+            policy=policy(plain, keyed),
+            credentials=CREDENTIALS,
+            secrets={"forge": KEY},
+            origins=[plain, keyed],
+        ) as gateway:
+            yield Place(plain, keyed, folders, lfs, gateway.sandbox(), gateway)
+
+
+@pytest.fixture(params=["plain", "keyed"])
+def which(request: pytest.FixtureRequest) -> str:
+    """Through the worker alone, or through the broker with a key."""
+    return str(request.param)
+
+
+@pytest.fixture
+def work(place: Place, which: str, tmp_path: Path) -> Path:
+    """A clone with one commit of its own."""
+    folder = tmp_path / "work"
+    assert place.clone(which, folder).code == 0
+    (folder / "new.txt").write_text("new\n")
+    assert place.git(folder, "add", ".").code == 0
+    assert place.git(folder, "commit", "-q", "-m", "mine").code == 0
+    return folder
+
+
+# --- pushes that are refused: nothing changes, and the client says why ---
+
+REFUSED = {
+    "another branch": ("HEAD:refs/heads/main",),
+    "a good branch and a bad one": ("HEAD:refs/heads/agent/good", "HEAD:refs/heads/main"),
+    "the bad one last, atomically": ("--atomic", "HEAD:refs/heads/agent/good", "HEAD:refs/heads/main"),
+    "another tag": ("HEAD:refs/tags/latest",),
+    "a deeper branch than the pattern": ("HEAD:refs/heads/agent/a/b",),
+    "a deletion": (":refs/heads/main",),
+    "a deletion beside a good one": ("HEAD:refs/heads/agent/good", ":refs/heads/main"),
+    "everything": ("--mirror",),
+    "push options": ("-o", "ci.skip", "HEAD:refs/heads/agent/good"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED)
+def test_a_push_of_more_than_the_rule_names_changes_nothing(
+    place: Place, which: str, work: Path, words: tuple[str, ...]
+) -> None:
+    """Expect every command of a push to be permitted or none to be carried out, and git to say who refused."""
+    if "-o" in words:
+        config = place.folders[which] / "o/r.git/config"
+        subprocess.run(["git", "config", "-f", str(config), "receive.advertisePushOptions", "true"], check=True)
+    before = place.refs(which)
+    pushed = place.git(work, "push", "origin", *words)
+    assert pushed.code != 0, pushed
+    assert place.refs(which) == before
+    assert "Exeat" in pushed.err, pushed
+    posts = [one for one in place.origin(which).received if one.method == "POST" and "receive-pack" in one.path]
+    assert not any(b"refs/heads/main" in one.body or b"latest" in one.body for one in posts)
+
+
+def test_another_repository_is_refused_at_discovery(place: Place, which: str, work: Path) -> None:
+    """Expect git to be told before it sends anything."""
+    before = len(place.origin(which).received)
+    pushed = place.git(work, "push", place.origin(which).url("/other/r.git"), "HEAD:refs/heads/agent/x")
+    assert pushed.code != 0
+    assert "Exeat" in pushed.err, pushed
+    assert len(place.origin(which).received) == before
+
+
+# --- pushes that are permitted ---
+
+
+def test_a_push_to_the_agents_branch(place: Place, which: str, work: Path, tmp_path: Path) -> None:
+    """Expect a branch to be made and moved and a tag to be set, and the records to say which."""
+    branch = f"refs/heads/agent/{which}"
+    assert place.git(work, "push", "origin", f"HEAD:{branch}").code == 0
+    (work / "new.txt").write_text("newer\n")
+    assert place.git(work, "commit", "-q", "-a", "-m", "again").code == 0
+    done = place.git(work, "push", "--atomic", "origin", f"HEAD:{branch}", f"HEAD:refs/tags/v-{which}")
+    assert done.code == 0, done
+    head = place.git(work, "rev-parse", "HEAD").out.strip()
+    refs = place.refs(which)
+    assert refs[branch] == refs[f"refs/tags/v-{which}"] == head
+    name = "broker.outcome" if which == "keyed" else "request.outcome"
+    stated = [
+        set(one["arguments"]) for one in place.gateway.records(event=name) if one["operation"] == f"{which}/git.push"
+    ]
+    assert {"repository=o/r", f"ref={branch}", f"ref=refs/tags/v-{which}", "change=create", "change=update"} in stated
+
+
+def test_a_large_push_streams(place: Place, which: str, work: Path) -> None:
+    """Expect a pack of 20 MB, which git sends in chunks, to arrive whole behind the judged commands."""
+    (work / "noise.bin").write_bytes(os.urandom(20_000_000))
+    assert place.git(work, "add", ".").code == 0
+    assert place.git(work, "commit", "-q", "-m", "noise").code == 0
+    done = place.git(work, "push", "origin", f"HEAD:refs/heads/agent/large-{which}")
+    assert done.code == 0, done
+    assert place.refs(which)[f"refs/heads/agent/large-{which}"] == place.git(work, "rev-parse", "HEAD").out.strip()
+    sent = max((one for one in place.origin(which).received if one.method == "POST"), key=lambda one: one.body_bytes)
+    assert sent.body_bytes > 19_000_000
+    assert sent.header("transfer-encoding") == "chunked"
+
+
+def test_a_large_push_to_another_branch_is_refused(place: Place, which: str, work: Path) -> None:
+    """Expect the commands to decide also where the pack could not be held."""
+    (work / "noise.bin").write_bytes(os.urandom(3_000_000))
+    assert place.git(work, "add", ".").code == 0
+    assert place.git(work, "commit", "-q", "-m", "noise").code == 0
+    before = place.refs(which)
+    assert place.git(work, "push", "origin", "HEAD:refs/heads/main").code != 0
+    assert place.refs(which) == before
+
+
+# --- fetches ---
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("-c", "protocol.version=0"),
+        ("-c", "protocol.version=1"),
+        ("--depth", "1"),
+        ("--filter=blob:none",),
+        ("--depth", "1", "-c", "protocol.version=0"),
+        ("--single-branch", "--branch", "main"),
+    ],
+    ids=["v2", "v0", "v1", "shallow", "partial", "shallow-v0", "one-branch"],
+)
+def test_clone_and_fetch(place: Place, which: str, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """Expect clones of every kind, and a fetch afterwards, in each version of the protocol."""
+    folder = tmp_path / "clone"
+    cloned = place.clone(which, folder, *options)
+    assert cloned.code == 0, cloned
+    assert (folder / "README.md").read_text() == "hello\n"
+    fetched = place.git(folder, "fetch", "-q", "origin")
+    assert fetched.code == 0, fetched
+
+
+@pytest.mark.skipif(shutil.which("git-lfs") is None, reason="git-lfs is not installed")
+def test_lfs_up_and_down(place: Place, tmp_path: Path) -> None:
+    """Expect git-lfs to store what a push refers to and to get it back; a repository of no rule is refused."""
+    folder = tmp_path / "lfs"
+    assert place.clone("plain", folder).code == 0
+    assert place.git(folder, "lfs", "install", "--local").code == 0
+    assert place.git(folder, "lfs", "track", "*.bin").code == 0
+    content = os.urandom(50_000)
+    (folder / "a.bin").write_bytes(content)
+    assert place.git(folder, "add", ".").code == 0
+    assert place.git(folder, "commit", "-q", "-m", "large").code == 0
+    refused = place.git(folder, "push", place.plain.url("/other/r.git"), "HEAD:refs/heads/agent/lfs")
+    assert refused.code != 0
+    assert not place.lfs.objects
+    pushed = place.git(folder, "push", "origin", "HEAD:refs/heads/agent/lfs")
+    assert pushed.code == 0, pushed
+    assert list(place.lfs.objects.values()) == [content]
+    again = tmp_path / "again"
+    assert place.clone("plain", again, "--branch", "agent/lfs").code == 0
+    assert place.git(again, "lfs", "install", "--local").code == 0
+    pulled = place.git(again, "lfs", "pull")
+    assert pulled.code == 0, pulled
+    assert (again / "a.bin").read_bytes() == content
