@@ -50,6 +50,7 @@ from net.process import complain
 from net.stream import StreamBroken
 from net.trust import SYSTEM_TRUST, TrustKey
 from net.turns import Share, Turns
+from rules.answers import granted
 from rules.arguments import pairs
 from rules.decide import decide_request
 from rules.decision import Denied, Held, NeedsBody, Permit
@@ -434,8 +435,10 @@ class Executor:
             method=facts.method,
             rest=share.rest,
             aside=lambda work: self._judging.run(share.owner, work, RESULT_SECONDS),
+            granted=_tools(permit),
         )
-        shaped = definition is not None or permit.restrictions.result is not None
+        restrictions = permit.restrictions
+        shaped = definition is not None or restrictions.result is not None or restrictions.answer is not None
         request = OutgoingRequest(
             method=facts.method,
             target=target,
@@ -673,6 +676,12 @@ def _attest(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> frozenset[
                 stated = {name: value for name, value in answer.arguments.items() if name not in head}
                 found.add(attestation(op.id, pairs(stated)))
     return frozenset(found)
+
+
+def _tools(permit: Permit) -> Callable[[str], bool] | None:
+    """Which tools of a server's list the sandbox may see, or None where no list is cut."""
+    spec = permit.restrictions.answer
+    return None if spec is None else lambda name: granted(spec, name, permit.sandbox)
 
 
 def _announced(statement: Statement) -> int | None:

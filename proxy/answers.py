@@ -19,6 +19,7 @@ def rendered(refuse: Refuse, user_agent: str = "") -> Rendered:
         message=refuse.message,
         ticket=refuse.ticket,
         retry_after=refuse.retry_after,
+        reply_to=refuse.reply_to,
     )
     return render(refusal, shape_for(refuse.native, user_agent))
 

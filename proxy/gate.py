@@ -43,7 +43,9 @@ from rules import decision as ruling
 from rules.decide import decide_request, decide_tunnel
 from rules.decision import Decision, Denied, Held, Permit, TunnelDecision, TunnelPermit
 from rules.facts import RequestFacts, Sandbox, TunnelFacts
+from rules.matching import match_path
 from rules.names import OWN_NAME, RequestId
+from rules.operations.jsonrpc import request_id_of
 from rules.placeholders import find, split_basic
 from rules.policy import CredentialDef, DestinationDef, Policy
 from wire.heads import strip_never_forwarded
@@ -75,6 +77,8 @@ class Refuse:
     ticket: str = ""
     retry_after: int = 0
     native: str = "problem"
+    reply_to: str | int | None = None
+    """The id of the JSON-RPC request, where that is the shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,8 +239,7 @@ class Gate:
         return await self._pass(self.new_id(), who, facts, seen, self._clock.boot())
 
     async def body(self, waiting: NeedsBody, body: bytes, *, partial: bool = False) -> Refuse | Handoff | Forward:
-        """Judge the same request with its whole body, or `partial` with its beginning. Never raises but CancelledError.
-        """
+        """Judge the same request with its body, or with its beginning (`partial`). Never raises but CancelledError."""
         facts = replace(waiting.facts, body=body, partial=partial)
         verdict = await self._pass(waiting.request_id, waiting.who, facts, waiting.seen, waiting.started)
         if isinstance(verdict, NeedsBody):
@@ -594,6 +597,7 @@ class Gate:
             ticket=no.ticket,
             retry_after=no.retry_after,
             native=native,
+            reply_to=reply_to(native, facts),
         )
         if sandbox is not None:
             self._remember(sandbox, refuse, facts, tunnel)
@@ -605,7 +609,7 @@ class Gate:
         sandbox = passage.admitted.sandbox if isinstance(passage, Tunnelled) else passage.sandbox
         native = "problem" if isinstance(passage, Tunnelled) else passage.native
         tunnel = passage.admitted.facts if isinstance(passage, Tunnelled) else None
-        refuse = Refuse(request_id=passage.request_id, reason=reason, native=native)
+        refuse = Refuse(request_id=passage.request_id, reason=reason, native=native, reply_to=reply_to(native, facts))
         self._remember(sandbox, refuse, facts, tunnel)
         return refuse
 
@@ -847,8 +851,21 @@ def native_shape(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> str:
     if host.text == OWN_NAME:
         return "problem"
     role = policy.roles.get(sandbox.role)
-    for rule in role.rules_for(host) if role else ():
-        for operation in rule.operations:
-            if operation.native != "problem" and any(pattern.matches(host) for pattern in operation.hosts):
-                return pushed_shape(operation.native, facts)
-    return "problem"
+    here = [
+        operation
+        for rule in (role.rules_for(host) if role else ())
+        for operation in rule.operations
+        if operation.native != "problem" and any(pattern.matches(host) for pattern in operation.hosts)
+    ]
+    for operation in here:
+        if any(match_path(pattern, facts.path) is not None for pattern in operation.paths):
+            return pushed_shape(operation.native, facts)
+    # Of one URL among others of its host; elsewhere its clients are not the ones that ask.
+    return next((operation.native for operation in here if operation.native != "graphql"), "problem")
+
+
+def reply_to(native: str, facts: RequestFacts | None) -> str | int | None:
+    """The id that a refusal of this request answers, where its client speaks JSON-RPC and its body was read."""
+    if native != "jsonrpc" or facts is None or not isinstance(facts.body, bytes):
+        return None
+    return request_id_of(facts.body)

@@ -32,6 +32,8 @@ class Refusal:
     ticket: str = ""
     retry_after: int = 0
     """Seconds; 0 says nothing."""
+    reply_to: str | int | None = None
+    """The id of the JSON-RPC request that is refused, the one thing of a request that an answer repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,11 @@ def render(refusal: Refusal, shape: str = "problem") -> Rendered:
     An unknown shape is rendered as problem. Never raises.
     """
     row = reason(refusal.code)
-    content_type, body = _SHAPES.get(shape, _problem)(problem(refusal))
+    document = problem(refusal)
+    if shape == "jsonrpc":
+        content_type, body = _jsonrpc(document, refusal.reply_to)
+    else:
+        content_type, body = _SHAPES.get(shape, _problem)(document)
     headers = [
         ("content-type", content_type),
         ("content-length", str(len(body))),
@@ -175,9 +181,17 @@ def _anthropic(document: Mapping[str, Any]) -> tuple[str, bytes]:
     )
 
 
-def _jsonrpc(document: Mapping[str, Any]) -> tuple[str, bytes]:
-    error = {"code": -32001, "message": document["title"], "data": document}
-    return "application/json", _json({"jsonrpc": "2.0", "id": None, "error": error})
+def _jsonrpc(document: Mapping[str, Any], reply_to: str | int | None) -> tuple[str, bytes]:
+    # JSON-RPC 2.0 section 5: the same id, so that the client's call ends; null where none could be read.
+    error = {"code": -32001, "message": " ".join(_lines(document)), "data": document}
+    return "application/json", _json({"jsonrpc": "2.0", "id": reply_to, "error": error})
+
+
+def _graphql(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    # GraphQL specification 7.1: errors with a message; clients of GitHub also show `message` of a failed status.
+    text = " ".join(_lines(document))
+    error = {"message": text, "extensions": {"code": "FORBIDDEN", "exeat": document}}
+    return "application/json", _json({"message": text, "errors": [error]})
 
 
 def _oci(document: Mapping[str, Any]) -> tuple[str, bytes]:
@@ -197,5 +211,5 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], tuple[str, bytes]]] = {
     "oci": _oci,
     "openai": _openai,
     "anthropic": _anthropic,
-    "jsonrpc": _jsonrpc,
+    "graphql": _graphql,
 }

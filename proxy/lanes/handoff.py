@@ -18,7 +18,7 @@ from net.http1 import ServerConnection
 from net.stream import ByteStream, StreamBroken
 from proxy.answers import refuse_with
 from proxy.brokerlink import BrokerLink, BrokerUnavailable, HandoffBroken, HandoffExchange, HandoffRequest
-from proxy.gate import Gate, Handoff, Refuse
+from proxy.gate import Gate, Handoff, Refuse, reply_to
 from proxy.lanes.judged import Judged, Resumed
 from proxy.ports import LiveHandle, LiveKey, LiveSet
 from proxy.records import Outcome
@@ -316,11 +316,17 @@ def _refuse(passage: Handoff, told: Refusal) -> Refuse:
         ticket=told.ticket,
         retry_after=told.retry_after,
         native=passage.native,
+        reply_to=reply_to(passage.native, passage.facts),
     )
 
 
 def _aborted(passage: Handoff, reason: str) -> Refuse:
-    return Refuse(request_id=passage.request_id, reason=reason, native=passage.native)
+    return Refuse(
+        request_id=passage.request_id,
+        reason=reason,
+        native=passage.native,
+        reply_to=reply_to(passage.native, passage.facts),
+    )
 
 
 def _key(passage: Handoff) -> LiveKey:

@@ -22,6 +22,8 @@ from rules.operations.strict_json import InvalidJson, load
 
 MAX_NAME = 256
 """Characters of a method or tool name."""
+MAX_REPLIED = 64 << 10
+"""Bytes of a message whose id is looked for to answer it; a larger one is answered without."""
 MAX_TEXT = 512
 """Characters of one bound value."""
 
@@ -87,6 +89,16 @@ def read(body: bytes, facts: RequestFacts) -> Message | None:
     if "params" in value and not isinstance(given, dict | list):
         return None
     return Message(method=method, id=value.get("id"), params=tuple(given) if isinstance(given, list) else given)
+
+
+def request_id_of(body: bytes) -> str | int | None:
+    """The id of the message in `body`, whatever else is wrong with it; None where none can be told."""
+    try:
+        value = load(body, depth=64, nodes=50_000) if len(body) <= MAX_REPLIED else None
+    except InvalidJson:
+        return None
+    found = value.get("id") if isinstance(value, dict) else None
+    return found if _is_id(found) else None
 
 
 def is_name(value: Any) -> bool:

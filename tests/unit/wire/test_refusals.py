@@ -9,7 +9,7 @@ import pytest
 from rules.reasons import REASONS
 from wire.refusals import Refusal, render, shape_for
 
-SHAPES = ("problem", "pypi", "git", "npm", "openai", "anthropic", "jsonrpc")
+SHAPES = ("problem", "pypi", "git", "npm", "openai", "anthropic", "jsonrpc", "graphql")
 
 
 @pytest.mark.parametrize("code", sorted(REASONS))
@@ -94,3 +94,21 @@ def test_a_ticket_says_when_to_ask_again() -> None:
 def test_the_operation_chooses_the_shape_before_the_client_does(native: str, agent: str, shape: str) -> None:
     """A client that shows only one form gets that form."""
     assert shape_for(native, agent) == shape
+
+
+@pytest.mark.parametrize("reply_to", [None, 0, 7, "a", 'x"\n\u202e'])
+def test_a_json_rpc_refusal_answers_the_same_id(reply_to: str | int | None) -> None:
+    """The one thing of a request that comes back, as JSON; the text stands in the message that clients raise."""
+    answer = render(Refusal(code="no-rule", request_id="r-1", rule="dev/x", reply_to=reply_to), "jsonrpc")
+    document = json.loads(answer.body)
+    assert document["id"] == reply_to
+    assert document["error"]["data"]["reason"] == "no-rule"
+    assert "Refused by Exeat policy" in document["error"]["message"]
+    assert answer.body.isascii()
+
+
+def test_a_graphql_refusal_is_an_error_with_a_message() -> None:
+    """Clients show `errors[].message`, and of a failed status `message`."""
+    document = json.loads(render(Refusal(code="no-rule", request_id="r-1"), "graphql").body)
+    assert document["errors"][0]["message"] == document["message"]
+    assert document["errors"][0]["extensions"]["exeat"]["reason"] == "no-rule"

@@ -251,3 +251,22 @@ def test_no_body_makes_it_raise(body: bytes) -> None:
     """Whatever comes, the answer is None or arguments."""
     for found in (jsonrpc.evaluate(ANY, body, JSON), mcp.evaluate(CALL, body, JSON)):
         assert found is None or "method" in found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"id":7,"method":1}', 7),
+        (b'{"id":"a"}', "a"),
+        (b'{"id":null}', None),
+        (b'{"id":1.5}', None),
+        (b'{"id":[1]}', None),
+        (b'[{"id":1}]', None),
+        (b'{"id":1,"id":2}', None),
+        (b"x", None),
+        (b'{"id":1,"x":"' + b"x" * 70_000 + b'"}', None),
+    ],
+)
+def test_a_refusal_finds_the_id_that_it_answers(body: bytes, found: Any) -> None:
+    """Whatever else is wrong with a message, its id is told where it is sure."""
+    assert jsonrpc.request_id_of(body) == found
