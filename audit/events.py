@@ -152,6 +152,8 @@ SPECS: Final[Mapping[str, FieldSpec]] = {
     "reasons": _field(_P, tuple, "reason=count"),
     "targets": _field(_S, tuple, "targets of refusals, as keyed digests"),
     "missing": _field(_P, int, "records not written singly"),
+    "drops": _field(_P, tuple, "packets that the kernel dropped, as class=count"),
+    "interface": _field(_P, str, "interface of this machine that leads to the sandbox"),
     "frozen": _field(_P, bool, "the sandbox is frozen"),
     # Processes and the log itself.
     "program": _field(_P, str, "kind of process"),
@@ -293,6 +295,13 @@ EVENTS: Final[Mapping[str, EventSpec]] = {
         _WHO | {"count", "reasons", "targets", "missing", "frozen", "duration_us"},
         _NOTHING,
         _FACE | _SELF,
+    ),
+    "drops.counted": _event(
+        "XT006W",
+        "packets of a sandbox that did not go to the gateway, dropped by the kernel",
+        _WHO | {"count", "drops", "interface", "error"},
+        frozenset({"tenant", "sandbox", "count"}),
+        _VAULT,
     ),
     # Sandboxes, policy, secrets, administration: the vault's.
     "sandbox.created": _event("XS001I", "a sandbox was created", _ADMIN, _NAMED, _VAULT),

@@ -342,6 +342,9 @@ def _count(seen: Coverage, line: _Line, intents: set[str]) -> None:
         case "refusals.summarised":
             count = record.get("count")
             seen.refusals_counted += count if type(count) is int else 0
+        case "drops.counted":
+            count = record.get("count")
+            seen.kernel_drops += count if type(count) is int else 0
         case "request.intent" | "broker.intent" | "tunnel.intent":
             intents.add(key)
         case "request.outcome" | "broker.outcome" | "tunnel.outcome":

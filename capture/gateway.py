@@ -39,6 +39,10 @@ COUNTERS: Final[Mapping[str, str]] = {
 """Name and meaning of every counter of the table, in the order of the rules."""
 
 
+DROPS: Final = ("spoofed", "dot", "quic", "datagrams", "pings", "other", "host", "forwarded", "inward")
+"""Counters of what was dropped or refused. For each there is a set that counts the same by interface."""
+
+
 def ruleset(plan: Plan, *, had_bridges: bool = False) -> str:
     """The `nft -f` text that puts `plan` in force in place of an earlier one, in one transaction.
 
@@ -58,6 +62,8 @@ def ruleset(plan: Plan, *, had_bridges: bool = False) -> str:
 def _layer3(interfaces: Sequence[Interface]) -> str:
     elements = ",\n".join(f'\t\t\t"{one.name}" comment "{one.kind} {one.addresses}"' for one in interfaces)
     counters = "\n".join(f"\tcounter {name} {{ }}" for name in COUNTERS)
+    names = ", ".join(f'"{one.name}"' for one in interfaces)
+    counters += "".join(f"\n\tset {name}_by {{ type ifname; counter; elements = {{ {names} }}; }}" for name in DROPS)
     return f"""table inet {TABLE} {{
 {counters}
 
@@ -73,6 +79,7 @@ def _layer3(interfaces: Sequence[Interface]) -> str:
 		iifname != @sandboxes accept
 		icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} ip6 hoplimit 255 accept
 {_lines(_source(one) for one in interfaces)}
+		iifname @spoofed_by
 		counter name spoofed drop
 	}}
 
@@ -96,10 +103,15 @@ def _layer3(interfaces: Sequence[Interface]) -> str:
 		type filter hook prerouting priority dstnat + 10; policy accept;
 		iifname != @sandboxes accept
 		jump ours
+		tcp dport 853 iifname @dot_by
 		tcp dport 853 counter name dot reject with tcp reset
+		udp dport 443 iifname @quic_by
 		udp dport 443 counter name quic drop
+		meta l4proto udp iifname @datagrams_by
 		meta l4proto udp counter name datagrams drop
+		meta l4proto {{ icmp, ipv6-icmp }} iifname @pings_by
 		meta l4proto {{ icmp, ipv6-icmp }} counter name pings drop
+		iifname @other_by
 		counter name other drop
 	}}
 
@@ -107,12 +119,15 @@ def _layer3(interfaces: Sequence[Interface]) -> str:
 		type filter hook input priority filter - 10; policy accept;
 		iifname != @sandboxes accept
 		jump ours
+		iifname @host_by
 		counter name host drop
 	}}
 
 	chain passing {{
 		type filter hook forward priority filter - 10; policy accept;
+		iifname @forwarded_by
 		iifname @sandboxes counter name forwarded drop
+		oifname @inward_by
 		oifname @sandboxes counter name inward drop
 	}}
 }}
@@ -186,6 +201,19 @@ def read_counters(document: Any) -> dict[str, int]:
         str(one["name"]): int(one["packets"]) for one in _entries(document, "counter") if one.get("table") == TABLE
     }
     return {name: found[name] for name in (*COUNTERS, "between") if name in found}
+
+
+def read_drops(document: Any) -> dict[str, dict[str, int]]:
+    """Packets by interface and kind, as the sets of the table count them."""
+    found: dict[str, dict[str, int]] = {}
+    for one in _entries(document, "set"):
+        kind = str(one.get("name")).removesuffix("_by")
+        if one.get("table") != TABLE or one.get("family") != "inet" or kind not in DROPS:
+            continue
+        for element in one.get("elem", []):
+            said = element["elem"]
+            found.setdefault(str(said["val"]), {})[kind] = int(said["counter"]["packets"])
+    return found
 
 
 def _entries(document: Any, kind: str) -> list[dict[str, Any]]:

@@ -7,6 +7,10 @@ interface has another end outside, so the rules can fail and still nothing leave
 
 from __future__ import annotations
 
+TABLE = "exeat"
+CLASSES = ("quic", "datagrams", "pings", "other")
+"""Counters of what was dropped, by kind; `refused` counts them all."""
+_KERNELS_OWN = "nd-router-solicit, nd-neighbor-solicit, nd-neighbor-advert, mld-listener-report, mld2-listener-report"
 CAPTURE_PORT = 3129
 DNS_PORT = 53
 INTERFACE, OTHER_END = "gate0", "gate1"
@@ -27,10 +31,15 @@ def commands(ip: str) -> list[list[str]]:
     ]
 
 
-def ruleset() -> str:
-    """The `nft -f` text. DNS first, because a resolver address may be loopback; then everything that would leave."""
-    return f"""table inet exeat {{
-    counter refused {{ }}
+def ruleset(probe_mark: int) -> str:
+    """The `nft -f` text. DNS first, because a resolver address may be loopback; then everything that would leave.
+
+    What is marked `probe_mark` is a probe's of ours (no sandbox can mark), and what the kernel itself says to
+    neighbours and routers is nobody's try: both are dropped without being counted.
+    """
+    counters = "\n".join(f"    counter {name} {{ }}" for name in ("refused", *CLASSES))
+    return f"""table inet {TABLE} {{
+{counters}
     chain to_gateway {{
         type nat hook output priority -100; policy accept;
         udp dport {DNS_PORT} redirect to :{DNS_PORT}
@@ -42,6 +51,12 @@ def ruleset() -> str:
         type filter hook output priority 0; policy drop;
         oifname "lo" accept
         ct status dnat accept
+        meta mark {probe_mark:#010x} drop
+        icmpv6 type {{ {_KERNELS_OWN} }} drop
+        udp dport 443 counter name quic
+        udp dport != 443 counter name datagrams
+        meta l4proto {{ icmp, ipv6-icmp }} counter name pings
+        meta l4proto != {{ udp, icmp, ipv6-icmp }} counter name other
         counter name refused
     }}
 }}

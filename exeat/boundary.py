@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from capture import inside
 from exeat.environment import REMOVED_VARIABLES, node_preload
 from exeat.launch import Capture, ListenerKind, Plan, ViewEntry, covered, masks, system_view
+from wire.probe import MARK
 
 PROXY_PORT = 3128
 INSIDE = "/run/exeat"
@@ -63,6 +64,7 @@ _CAPTURING: tuple[tuple[ListenerKind, str, int], ...] = (
     ("dns-udp", "::1", inside.DNS_PORT),
     ("dns-tcp", "127.0.0.1", inside.DNS_PORT),
     ("dns-tcp", "::1", inside.DNS_PORT),
+    ("counters", "", 0),
 )
 
 
@@ -150,7 +152,7 @@ def plan_sandbox(
 def capture_plan(tools: CaptureTools) -> Capture:
     """The commands that make everything in the namespace lead to our listeners."""
     steps = [(tuple(argv), "") for argv in inside.commands(tools.ip)]
-    return Capture(commands=(*steps, ((tools.nft, "-f", "-"), inside.ruleset())))
+    return Capture(commands=(*steps, ((tools.nft, "-f", "-"), inside.ruleset(MARK))))
 
 
 def find_capture_tools() -> CaptureTools | None:

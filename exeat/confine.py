@@ -53,6 +53,7 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
 _CAP_NET_ADMIN = 12
+_NETLINK_NETFILTER = 12
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _SIGNALS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM}
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -100,6 +101,9 @@ def _prepare(plan: dict[str, Any], channel: socket.socket) -> int:
             _capture(plan["capture"])
         _unprivileged_ports()
         for kind, host, port in plan["listeners"]:
+            if kind == "counters":
+                listeners.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER))
+                continue
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             # IPPROTO_TCP is named so that asyncio sets TCP_NODELAY on what it accepts.
             how = (socket.SOCK_DGRAM, 0) if kind == "dns-udp" else (socket.SOCK_STREAM, socket.IPPROTO_TCP)

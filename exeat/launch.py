@@ -26,8 +26,9 @@ ViewEntry = tuple[ViewKind, str, str]
 """(ro or rw, outside path, inside path), (tmpfs, mount options, path), (link, target, path), (file, text, path)."""
 
 
-ListenerKind = Literal["proxy", "captured", "dns-tcp", "dns-udp"]
-"""What a passed-out socket is for: the explicit proxy, redirected connections, the stub resolver."""
+ListenerKind = Literal["proxy", "captured", "dns-tcp", "dns-udp", "counters"]
+"""What a passed-out socket is for: the explicit proxy, redirected connections, the stub resolver, and reading the
+counters of the rules inside (exeat/counters.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

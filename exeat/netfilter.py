@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from typing import Final, Literal
 
-from capture.gateway import TABLE, read_counters, read_plan, ruleset
+from capture.gateway import TABLE, read_counters, read_drops, read_plan, ruleset
 from capture.plan import Interface, Plan, PlanError
 
 _FOLDERS: Final = "/usr/sbin:/sbin:/usr/bin:/bin"
@@ -67,6 +67,12 @@ class Netfilter:
         except PlanError as error:
             raise NetfilterError(str(error), error.remedy) from None
         return InForce(plan=plan or Plan(), text=self._printed(families), counters=read_counters(found))
+
+    def drops(self) -> dict[str, dict[str, int]]:
+        """Packets that were dropped, by interface and kind; nothing where nothing is captured."""
+        if "inet" not in self._families():
+            return {}
+        return read_drops(json.loads(self._run([self._nft, "-j", "list", "sets", "inet"])))
 
     def put(self, plan: Plan) -> None:
         """Put `plan` in force in one transaction; on NetfilterError nothing has changed."""

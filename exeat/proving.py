@@ -168,7 +168,7 @@ def _plan(namespaces: Namespaces, canaries: _Canaries, nonce: bytes, seconds: fl
         "user": -1 if root else namespaces.user,
         "uid": PROBE_UID if root else -1,
         "tools": None if tools is None else {"ip": tools.ip, "nft": tools.nft},
-        "ruleset": inside.ruleset(),
+        "ruleset": inside.ruleset(MARK),
         "mark": MARK,
         "nonce": nonce.hex(),
         "hosts": [[address, 22] for address in _own_addresses()],

@@ -35,6 +35,7 @@ from typing import Any, NoReturn, get_args
 
 from broker.admin.client import AdminClient, AdminError
 from broker.admin.peers import peer_of, refuse
+from exeat.drops import Drops
 from exeat.launch import (
     BoundaryUnavailable,
     ListenerKind,
@@ -163,6 +164,8 @@ class Supervisor:
         self._stopping = False
         self._restarts: list[float] = []
         self._adapter_starts: list[float] = []
+        self._drops = Drops(AdminClient(settings.admin_socket).count_drops)
+        self._counting: asyncio.Task[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -175,6 +178,7 @@ class Supervisor:
             self._open_control()
             await self._start_set()
             await asyncio.to_thread(self._end_abandoned)
+            self._counting = asyncio.get_running_loop().create_task(self._drops.run())
         except BaseException:
             await self.stop()
             raise
@@ -232,6 +236,9 @@ class Supervisor:
             asyncio.get_running_loop().remove_reader(peer.fileno())
             peer.close()
         self._peers.clear()
+        if self._counting is not None:
+            self._counting.cancel()
+        await self._drops.settle()
         await self._stop_set()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -256,6 +263,11 @@ class Supervisor:
 
     def add_listener(self, listener: SandboxListener) -> None:
         """Hand a sandbox's socket to its worker, now and after a restart."""
+        if listener.use == "counters":
+            self._drops.watch_namespace(listener.sandbox, listener.socket)
+            return
+        if listener.use == "captured" and (interface := _device_of(listener.socket)):
+            self._drops.watch_interface(listener.sandbox, interface)
         self._sandboxes.append(listener)
         if self._set is not None:
             self._send(self._set, listener)
@@ -268,6 +280,7 @@ class Supervisor:
 
     def remove_listeners(self, sandbox: str) -> None:
         """Forget the sockets of `sandbox`; the workers close theirs when the vault says that it ended."""
+        self._drops.end(sandbox)
         for listener in [entry for entry in self._sandboxes if entry.sandbox == sandbox]:
             listener.socket.close()
             self._sandboxes.remove(listener)
@@ -598,6 +611,11 @@ def _send_listener(channel: socket.socket, listener: SandboxListener) -> None:
     }
     with contextlib.suppress(OSError):  # a worker that is going down; the next set gets it again
         socket.send_fds(channel, [json.dumps(message).encode()], [listener.socket.fileno()])
+
+
+def _device_of(sock: socket.socket) -> str:
+    """The interface that a socket is bound to (socket(7): SO_BINDTODEVICE), or an empty string."""
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).partition(b"\0")[0].decode("ascii", "replace")
 
 
 def _answer(peer: socket.socket, answer: Mapping[str, object]) -> None:

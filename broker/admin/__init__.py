@@ -19,6 +19,7 @@ Times are Unix seconds; no answer holds a secret; a token and placeholders appea
  DELETE /v1/sandboxes/{id}         {id, ended_at, deleted: [...], remains: [...], unacknowledged: [...]}
  POST   /v1/sandboxes/{id}/boundary  {proven: "namespaces" | "probed"} {id, boundary}; said by what started the probe
                                    {broken: [way, ...]} {id, boundary, unacknowledged}; a probe got out
+ POST   /v1/sandboxes/{id}/drops  {counts: {class: packets}, interface?, error?} {id, count}; said by who reads counters
  GET    /v1/policy                 {digest, loaded_at, files, roles, warnings, rejected, document}
  POST   /v1/policy/reload          {digest, changed, warnings, unacknowledged} or 422 {..., problems: [...]}
  POST   /v1/policy/decide          {sandbox | role, method, url, headers?}

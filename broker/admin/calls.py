@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from broker.admin.explain import explain
-from broker.admin.values import BadRequest, codes, need, read_object, seconds, secret_value, texts
+from broker.admin.values import BadRequest, codes, need, packets, read_object, seconds, secret_value, texts
 from broker.errors import BrokerError
 from broker.vault.sandboxes import ALONE, Request, armed
 from broker.vault.service import Vault
@@ -105,6 +105,17 @@ async def boundary_call(request: web.Request) -> web.Response:
         return web.json_response({"id": record.sandbox.id, "boundary": record.boundary})
     late = await desk.break_boundary(sandbox, codes(body, "broken"), request[ACTOR])
     return web.json_response({"id": sandbox, "boundary": "broken", "unacknowledged": list(late)})
+
+
+async def drops_call(request: web.Request) -> web.Response:
+    body = read_object(await request.read(), {"counts": dict, "interface": str, "error": str})
+    total = await request.app[VAULT].desk.count_drops(
+        request.match_info["id"],
+        packets(body, "counts"),
+        interface=body.get("interface", ""),
+        error=body.get("error", ""),
+    )
+    return web.json_response({"id": request.match_info["id"], "count": total})
 
 
 def _sandbox(record: SandboxRecord, vault: Vault) -> dict[str, Any]:

@@ -86,6 +86,13 @@ class AdminClient:
         """Give it its budgets anew: {id, thawed: operations that were frozen}."""
         return self.call("POST", f"/v1/sandboxes/{quote(sandbox_id, safe='')}/thaw", {})
 
+    def count_drops(
+        self, sandbox: str, counts: Mapping[str, int], *, interface: str = "", error: str = ""
+    ) -> dict[str, Any]:
+        """Put on record what the kernel dropped of this sandbox's packets since the last time."""
+        body = {"counts": dict(counts), "interface": interface, "error": error}
+        return self.call("POST", f"/v1/sandboxes/{quote(sandbox, safe='')}/drops", body)
+
     def policy(self) -> dict[str, Any]:
         return self.call("GET", "/v1/policy")
 

@@ -69,6 +69,7 @@ def make_app(vault: Vault) -> web.Application:
     app.router.add_delete("/v1/sandboxes/{id}", calls.end_call)
     app.router.add_post("/v1/sandboxes/{id}/thaw", calls.thaw_call)
     app.router.add_post("/v1/sandboxes/{id}/boundary", calls.boundary_call)
+    app.router.add_post("/v1/sandboxes/{id}/drops", calls.drops_call)
     app.router.add_get("/v1/policy", calls.policy_call)
     app.router.add_post("/v1/policy/reload", calls.reload_call)
     app.router.add_post("/v1/policy/decide", calls.decide_call)

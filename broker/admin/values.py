@@ -14,6 +14,7 @@ from broker.errors import BrokerError
 _TTL = re.compile(r"([1-9][0-9]{0,8})([smhd]?)\Z")
 _CODE = re.compile(r"[a-z][a-z0-9-]{0,39}\Z")
 MAX_CODES = 64
+_WORD = re.compile(r"[a-z]{1,16}\Z")
 _UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -60,6 +61,16 @@ def codes(value: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if not fits or not all(isinstance(item, str) and _CODE.match(item) for item in found or ()):
         raise BadRequest("bad-field", f"{name} must be a list of codes")
     return tuple(found or ())
+
+
+def packets(value: Mapping[str, Any], name: str) -> dict[str, int]:
+    """The object of counts in `value[name]`: up to 16 short words with whole numbers. Raises BadRequest."""
+    found = need(value, name)
+    if len(found) > 16 or not all(
+        _WORD.match(key) and type(count) is int and 0 <= count <= 1 << 52 for key, count in found.items()
+    ):
+        raise BadRequest("bad-field", f"{name} must be an object of counts")
+    return dict(found)
 
 
 def seconds(value: object, *, limit: int) -> int:

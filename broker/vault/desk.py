@@ -11,7 +11,7 @@ One change at a time (`_turn`), so that generations reach every process in order
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -310,6 +310,27 @@ class Desk:
         if record is None:
             raise BrokerError("no-such-sandbox", "no live sandbox has this id")
         return record
+
+    async def count_drops(self, sandbox: str, counts: Mapping[str, int], *, interface: str, error: str) -> int:
+        """Record what the kernel dropped of the packets of `sandbox`, live or ended; returns how many.
+
+        `error`: why nothing could be read. Raises BrokerError(`no-such-sandbox`).
+        """
+        record = self._table.get(sandbox)
+        if record is None:
+            record = next((one for one in await self.history() if one.sandbox.id == sandbox), None)
+        if record is None:
+            raise BrokerError("no-such-sandbox", "no sandbox has this id")
+        total = sum(counts.values())
+        fields: Fields = {
+            **who(record.sandbox),
+            "count": total,
+            "drops": tuple(f"{name}={count}" for name, count in sorted(counts.items())),
+            "interface": interface or None,
+            "error": error or None,
+        }
+        await self._journal.append(Event("drops.counted", fields))
+        return total
 
     async def end(self, sandbox: str, actor: str, reason: str = "asked") -> Ended:
         """End it. Returns once everything of it is closed everywhere. Raises BrokerError(`no-such-sandbox`)."""

@@ -62,6 +62,22 @@ async def test_a_boundary_is_proven_for_a_live_namespace_only(rig) -> None:
     assert (stated["boundary"], stated["armed"]) == ("external", True)
 
 
+async def test_drops_are_recorded_for_a_sandbox_that_is_or_was(rig) -> None:
+    """An object of counts, for a known id; the record carries who answers for the sandbox (RULINGS 9.9)."""
+    assert (await refused(rig, "count_drops", "sb_none", {"quic": 1})).code == "no-such-sandbox"
+    box = await call(rig, "create_sandbox", "agent", owner="ada")
+    for counts in ({"QUIC": 1}, {"quic": -1}, {"quic": "1"}, {"quic": True}, {f"k{'x' * n}": 1 for n in range(17)}):
+        assert (await refused(rig, "count_drops", box["id"], counts)).code == "bad-field", counts
+    assert await call(rig, "count_drops", box["id"], {"quic": 2, "pings": 1}) == {"id": box["id"], "count": 3}
+    await call(rig, "end_sandbox", box["id"])
+    await call(rig, "count_drops", box["id"], {}, interface="tap0", error="unreadable")
+    first, last = (dict(event.fields) for event in rig.journal.named("drops.counted"))
+    assert (first["sandbox"], first["owner"], first["count"], first["drops"]) == (
+        box["id"], "ada", 3, ("pings=1", "quic=2")
+    )  # fmt: skip
+    assert (last["count"], last["error"], last["interface"]) == (0, "unreadable", "tap0")
+
+
 def same(pid, kind):
     return (4, 1)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.gateway import COUNTERS, TABLE, read_counters, read_plan, ruleset
+from capture.gateway import COUNTERS, DROPS, TABLE, read_counters, read_drops, read_plan, ruleset
 from capture.plan import Interface, Plan, PlanError, parse_interface
 
 NFT = shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin")
@@ -35,7 +35,7 @@ def test_every_chain_ends_with_a_counted_drop_for_listed_interfaces_alone() -> N
         lines = chain(text, name)
         assert lines[1] == "iifname != @sandboxes accept"
         assert lines[-1] == f"counter name {counter} drop"
-    assert chain(text, "passing")[1:] == [
+    assert chain(text, "passing")[2::2] == [
         "iifname @sandboxes counter name forwarded drop",
         "oifname @sandboxes counter name inward drop",
     ]
@@ -43,7 +43,7 @@ def test_every_chain_ends_with_a_counted_drop_for_listed_interfaces_alone() -> N
 
 def test_a_source_is_accepted_only_on_its_own_interface_and_reverse_path() -> None:
     """Every accepting line of the source chain names the interface, its subnet, not our end, and asks the routes."""
-    lines = chain(ruleset(Plan.of([BOTH, FOUR, SIX])), "source")[3:-1]
+    lines = chain(ruleset(Plan.of([BOTH, FOUR, SIX])), "source")[3:-2]
     assert len(lines) == 4
     for line in lines:
         assert re.fullmatch(r'iifname "\S+" ip6? saddr \S+ ip6? saddr != \S+ fib saddr \. iif oif exists accept', line)
@@ -72,6 +72,38 @@ def test_every_counter_is_used_and_explained() -> None:
     """A counter that no rule names would always say zero."""
     text = ruleset(Plan.of([BOTH]))
     assert set(re.findall(r"counter name (\w+)", text)) == set(COUNTERS)
+
+
+def test_every_drop_is_counted_for_its_interface_first() -> None:
+    """Before each counted drop stands the same condition with that counter's set, which holds every interface."""
+    text = ruleset(Plan.of([BOTH, FOUR]))
+    lines = [line.strip() for line in text.splitlines()]
+    for name in DROPS:
+        assert f'set {name}_by {{ type ifname; counter; elements = {{ "tap-a", "veth.b" }}; }}' in lines
+        (at,) = [number for number, line in enumerate(lines) if line.endswith(f"@{name}_by")]
+        condition, drop = lines[at].split(), lines[at + 1].split()
+        counted = drop.index("counter")
+        assert drop[counted : counted + 3] == ["counter", "name", name]
+        assert condition[:-2] == [word for word in drop[:counted] if word not in ("iifname", "oifname", "@sandboxes")]
+    assert set(DROPS) <= set(COUNTERS)
+
+
+def test_drops_are_told_by_interface_and_kind() -> None:
+    """Sets of other tables, and those that count nothing, do not matter."""
+
+    def counting(name: str, table: str, **packets: int) -> dict[str, object]:
+        elem = [{"elem": {"val": key, "counter": {"packets": count, "bytes": 1}}} for key, count in packets.items()]
+        return {"set": {"family": "inet", "name": name, "table": table, "elem": elem}}
+
+    document = {
+        "nftables": [
+            {"set": {"family": "inet", "name": "sandboxes", "table": TABLE, "elem": ["a"]}},
+            counting("quic_by", TABLE, a=2, b=0),
+            counting("other_by", TABLE, a=1),
+            counting("quic_by", "other", a=9),
+        ]
+    }
+    assert read_drops(document) == {"a": {"quic": 2, "other": 1}, "b": {"quic": 0}}
 
 
 def test_ports_of_a_bridge_never_reach_each_other() -> None:
