@@ -103,7 +103,12 @@ def builtin_services() -> Mapping[str, ServiceDef]:
 
 
 def _split_base(base: str) -> tuple[Scheme, Host, int, str]:
-    parts = urlsplit(base)
+    if any(not "!" <= char <= "~" for char in base):
+        raise InvalidBase("a base is plain ASCII without blanks")  # urlsplit would leave some of them out
+    try:
+        parts = urlsplit(base)
+    except ValueError:  # brackets around what is no address
+        raise InvalidBase("a base names one host, without user or password") from None
     scheme: Scheme
     match parts.scheme:
         case "https":

@@ -100,7 +100,7 @@ class BrokerLane:
                     return await self._told(connection, passage, _aborted(passage, "broker-unavailable"))
         except (BrokerUnavailable, HandoffBroken, TimeoutError):
             # Before the verdict: the worker records it. After it: the broker did, with its own outcome.
-            reason = run.reason or "broker-unavailable"
+            reason = run.reason or run.client_failed or "broker-unavailable"
             error = error and reason
             if run.answered:
                 connection.abort()
@@ -132,7 +132,7 @@ class BrokerLane:
         uploading: asyncio.Task[None] | None = None
         if (judged is None or judged.whole is None) and request_framing(head) != NO_BODY:
             await connection.send_continue()
-            uploading = asyncio.ensure_future(self._upload(connection, passage, exchange, judged))
+            uploading = asyncio.ensure_future(self._upload(connection, passage, exchange, judged, run))
         connection.on_broken(exchange.cancel)
         try:
             while True:
@@ -178,7 +178,12 @@ class BrokerLane:
         return not connection.must_close
 
     async def _upload(
-        self, connection: ServerConnection, passage: Handoff, exchange: HandoffExchange, judged: Judged | None
+        self,
+        connection: ServerConnection,
+        passage: Handoff,
+        exchange: HandoffExchange,
+        judged: Judged | None,
+        run: _Run,
     ) -> None:
         """The request body, piece by piece, without what was sent to be judged; what breaks cancels the call."""
         counted = "content-length" in {name for name, _ in passage.facts.headers}
@@ -187,15 +192,20 @@ class BrokerLane:
             client = Resumed(connection, judged.behind or b"")
         try:
             if judged is not None and not counted and not self._gate.charge_upload(passage, len(judged.data)):
-                exchange.cancel()
-                return
+                raise HeadRefused("body-too-large", "the hour's upload is used up")
             while (piece := await client.read_body()) is not None:
                 if not counted and not self._gate.charge_upload(passage, len(piece)):
-                    exchange.cancel()
-                    return
+                    raise HeadRefused("body-too-large", "the hour's upload is used up")
                 await exchange.send_body(piece)
             await exchange.finish_body()
-        except (StreamBroken, HeadRefused, HandoffBroken):
+        except HeadRefused as refused:
+            run.client_failed = refused.reason
+            connection.must_close = True
+            exchange.cancel()
+        except StreamBroken as broken:
+            run.client_failed = "client-timeout" if broken.kind == "idle-timeout" else ""
+            exchange.cancel()
+        except HandoffBroken:
             exchange.cancel()
 
     async def _raw(
@@ -229,6 +239,8 @@ class _Run:
         self.exchange: HandoffExchange | None = None
         self.answered = False
         self.reason = ""
+        self.client_failed = ""
+        """Why the rest of the request could not be taken: the client's own fault, and what it is told."""
 
     def cut(self, reason: str) -> None:
         self.reason = "sandbox-ended" if reason == "sandbox-ended" else "policy-changing"

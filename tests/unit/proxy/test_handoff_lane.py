@@ -70,6 +70,27 @@ async def test_a_wrong_key_never_reaches_the_broker(sentence: str, header: str, 
     assert FOREIGN not in repr(house.journal.events)
 
 
+@pytest.mark.parametrize(
+    ("sentence", "body"),
+    [
+        ("a chunk extension", "5;a=b\r\nhello\r\n0\r\n\r\n"),
+        ("data beyond the chunk", "5\r\nhelloXX0\r\n\r\n"),
+        ("a trailer that frames", "0\r\nContent-Length: 5\r\n\r\n"),
+    ],
+)
+async def test_a_body_that_breaks_its_framing_is_the_clients_own_fault(sentence: str, body: str) -> None:
+    """400 and closed, not 503 to be tried again; the call is cancelled, and its body never ends."""
+    house, _ = await shop([Continue()], hang=True)
+    client = await house.tunnel("shop.test:443", tls="shop.test")
+    client.send(GET.replace("GET", "POST").replace("\r\n\r\n", "\r\nTransfer-Encoding: chunked\r\n\r\n") + body)
+    answer = await client.answer()
+    assert (answer.status, answer.reason) == (400, "bad-framing"), sentence
+    assert await client.rest() == b""
+    (exchange,) = house.broker.exchanges
+    assert exchange.cancelled
+    assert not exchange.body_finished
+
+
 # --- the broker fails --------------------------------------------------------------------------------------------
 
 

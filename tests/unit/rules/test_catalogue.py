@@ -47,6 +47,7 @@ DAILY = {
 
 READS_BY_POST = {
     "bitbucket/git.fetch",
+    "datadog/logs.read",
     "git/git.fetch",
     "git/lfs.download",
     "git/lfs.locks.read",
@@ -58,11 +59,14 @@ READS_BY_POST = {
     "gitlab-git/lfs.download",
     "gitlab-git/lfs.locks.read",
     "huggingface/repository.read",
+    "jira/issue.search",
     "mcp/prompts.read",
     "mcp/resources.read",
     "mcp/session.open",
     "mcp/session.stream",
     "mcp/tools.list",
+    "notion/database.read",
+    "notion/search",
 }
 """Reads that a POST states, each looked at by someone; every other read is a GET."""
 
