@@ -163,6 +163,22 @@ def _gitlab_group(text: str) -> str | None:
     return text if len(names) <= 20 and all(_GITLAB_NAME.match(name) for name in names) and not text.isdigit() else None
 
 
+def _jira_issue(text: str) -> str | None:
+    """The project of an issue key, `SHOP-12`, in upper case as keys are."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9_]{1,79})-[0-9]{1,12}\Z", text)
+    return match[1].upper() if match and match[1].isascii() else None
+
+
+def _jira_project(text: str) -> str | None:
+    return text.upper() if re.match(r"[A-Za-z][A-Za-z0-9_]{1,79}\Z", text) else None
+
+
+def _uuid(text: str) -> str | None:
+    """An id of 32 hexadecimal digits, with or without hyphens: without them, in lower case."""
+    plain = lower_ascii(text.replace("-", ""))
+    return plain if len(text) in (32, 36) and re.match(r"[0-9a-f]{32}\Z", plain) else None
+
+
 _GITLAB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}\Z")
 
 
@@ -201,6 +217,18 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "gitlab-name": _shape(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"),
     "gitlab-group": _gitlab_group,
     "gitlab-project": _gitlab_project,
+    "azure-container": _shape(r"[a-z0-9](?:-?[a-z0-9]){2,62}"),
+    "gcs-bucket": _shape(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
+    "google-file": _shape(r"[A-Za-z0-9_-]{15,128}|root"),
+    "google-mint": _with_ending(
+        r"[a-z0-9][A-Za-z0-9.@_-]{0,127}", ":generateAccessToken", ":generateIdToken", ":signBlob", ":signJwt"
+    ),
+    "graph-id": _shape(r"[A-Za-z0-9_-][A-Za-z0-9!._=-]{0,254}"),
+    "mail-part": _shape(r"[A-Za-z0-9_=-]{1,255}"),
+    "jira-issue": _jira_issue,
+    "jira-project": _jira_project,
+    "telegram-bot": _shape(r"bot[0-9]{1,20}:[A-Za-z0-9_-]{1,128}"),
+    "uuid": _uuid,
     "go-archive": _shape(r"go[0-9][a-z0-9.-]{1,60}\.(?:tar\.gz|zip|msi|pkg)(?:\.sha256|\.asc)?"),
     "apk-file": _apk_file,
     "conda-file": _conda_file,

@@ -58,6 +58,7 @@ READS_BY_POST = {
     "gitlab-git/git.fetch",
     "gitlab-git/lfs.download",
     "gitlab-git/lfs.locks.read",
+    "google-calendar/calendars.read",
     "huggingface/repository.read",
     "jira/issue.search",
     "mcp/prompts.read",
@@ -65,6 +66,7 @@ READS_BY_POST = {
     "mcp/session.open",
     "mcp/session.stream",
     "mcp/tools.list",
+    "msgraph/search",
     "notion/database.read",
     "notion/search",
 }

@@ -1,0 +1,63 @@
+"""The page of services, from the catalogue. docs/generate.py writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rules.catalogue import Endpoint, ServiceDef, builtin_services, read_builtin
+from rules.yaml12 import load
+
+
+def services_page(note: str) -> str:
+    """Every service of the catalogue: where it is, its credential, its operations with effect, arguments and why."""
+    texts = read_builtin()
+    services = builtin_services()
+    parts = ["# Services\n\n", note]
+    parts.append(
+        f"The catalogue has {len(services)} services, one file each in `rules/services/`. A rule names a service and\n"
+        "operations by name or by effect: `{service: github, operations: [read], with: {repository: acme/*}}`. What a\n"
+        "service does not describe is denied. An operation with effect mint has to be named itself: its answer is\n"
+        "authority. `later` marks what is known by name and denied until it can be recognised. A bold\n"
+        "argument must be bound by every rule that allows the operation, since the place belongs to everybody.\n\n"
+        "| Service | | Operations | Credential |\n|---|---|---|---|\n"
+    )
+    for name, service in services.items():
+        slot = service.credential
+        variable = "" if slot is None else f"`{slot.placeholder.env}`"
+        count = len(service.operation_names)
+        parts.append(f"| [`{name}`](#{_anchor(service)}) | {service.title} | {count} | {variable} |\n")
+    for name, service in services.items():
+        parts += _service(service, load(texts[f"{name}.yaml"], name)[0]["operations"])
+    return "".join(parts)
+
+
+def _service(service: ServiceDef, written: dict[str, Any]) -> Iterator[str]:
+    places = [f"`{_place(endpoint)}`" for endpoint in service.endpoints.values()]
+    yield f"\n## {service.title} (`{service.name}`)\n\n{', '.join(dict.fromkeys(places))}\n"
+    if service.credential is not None:
+        slot = service.credential
+        where = {"bearer": "`Authorization: Bearer`", "basic": "`Authorization: Basic`"}.get(
+            slot.kind, f"{slot.kind} `{slot.slot.name}`"
+        )
+        yield f"\nCredential: {where}, in the sandbox as `{slot.placeholder.env}` (`{slot.placeholder.shape}`).\n"
+    yield "\n| Operation | Effect | Arguments | |\n|---|---|---|---|\n"
+    for name in service.operation_names:
+        selected = service.select(name)
+        bound = {argument for op in selected for argument in op.must_bind}
+        shown = [f"**`{item}`**" if item in bound else f"`{item}`" for item in sorted(service.arguments(name))]
+        later = "later: " if written[name].get("later") else ""
+        effect = selected[0].effect if selected else written[name]["effect"]
+        yield f"| `{name}` | {effect} | {', '.join(shown)} | {later}{written[name]['why']} |\n"
+
+
+def _place(endpoint: Endpoint) -> str:
+    default = 443 if endpoint.scheme == "https" else 80
+    front = "" if endpoint.scheme == "https" else "http://"
+    return f"{front}{endpoint.pattern.text}" + ("" if endpoint.port == default else f":{endpoint.port}")
+
+
+def _anchor(service: ServiceDef) -> str:
+    # As code hosts make one of a heading: lower case, marks dropped, spaces to hyphens.
+    text = f"{service.title} ({service.name})".lower()
+    return "".join(char for char in text if char.isalnum() or char in " -_").replace(" ", "-")
