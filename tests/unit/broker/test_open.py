@@ -198,10 +198,11 @@ async def test_an_attestation_that_does_not_belong_opens_nothing(rig, worker) ->
     attested = BodyAttested(operations=frozenset({"agent/orders.read"}), sha256=b"a" * 32)
     plain = statement(rig, created)
     judged = statement(rig, created, body=BodyPlan.judged(b"{}"))
-    for made in (plain, judged):
+    begun = statement(rig, created, body=BodyPlan.begun(b"{}", None))
+    for made in (plain, judged, begun):
         answer = await ask(rig, sealed(worker, made), attested)
         assert isinstance(answer, Refused)
-    assert reasons(rig) == ["attestation-mismatch", "attestation-mismatch"]
+    assert reasons(rig) == ["attestation-mismatch"] * 3
 
 
 async def test_what_a_broken_worker_gets_in_all(rig, worker) -> None:

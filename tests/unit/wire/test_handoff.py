@@ -199,12 +199,32 @@ def test_evidence_and_keys_are_not_shown() -> None:
         {"kind": "length", "length": 1, "sha256": b"x" * 32},
         {"kind": "sha256", "length": 1},
         {"kind": "other"},
+        {"kind": "chunked", "sha256": b"x" * 32},
+        {"kind": "chunked", "prefix": 4},
+        {"kind": "chunked", "prefix": -1, "sha256": b"x" * 32},
+        {"kind": "chunked", "prefix": (1 << 20) + 1, "sha256": b"x" * 32},
+        {"kind": "length", "length": 4, "prefix": 4, "sha256": b"x" * 32},
+        {"kind": "sha256", "length": 4, "prefix": 2, "sha256": b"x" * 32},
+        {"kind": "none", "prefix": 2, "sha256": b"x" * 32},
     ],
 )
 def test_a_body_plan_that_contradicts_itself_cannot_exist(plan: dict[str, object]) -> None:
     """Invalid plans are refused at construction."""
     with pytest.raises(WireError):
         BodyPlan(**plan)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length", [None, 9])
+def test_a_beginning_that_was_judged_is_part_of_the_statement(length: int | None) -> None:
+    """What was judged, how much of it and its digest come back as they were sealed, and the facts say partial."""
+    statement = replace(STATEMENT, body=BodyPlan.begun(b"judged", length))
+    opened = open_sealed(seal(statement, KEY), KEY)
+    assert opened == statement
+    assert (opened.body.kind, opened.body.length, opened.body.prefix) == (
+        ("chunked", 0, 6) if length is None else ("length", 9, 6)
+    )
+    assert facts_of(opened, b"judged").partial
+    assert not facts_of(replace(STATEMENT, body=BodyPlan.judged(b"judged")), b"judged").partial
 
 
 # --- frames ---

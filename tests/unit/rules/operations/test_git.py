@@ -10,12 +10,13 @@ from rules.arguments import settled
 from rules.facts import RequestFacts
 from rules.operations import check_head_params, check_params
 from rules.operations.git import MAX_COMMANDS, flush, is_ref, push, repository
+from tests.support.pushes import CAPS, NEW, OLD, ZERO
+from tests.support.pushes import GOOD as CREATE
+from tests.support.pushes import TYPE as MEDIA
+from tests.support.pushes import packet as pkt
+from tests.support.pushes import push as body
 
-ZERO, OLD, NEW = "0" * 40, "a" * 40, "b" * 40
-CREATE = (ZERO, NEW, "refs/heads/agent/x")
-TYPE = ("content-type", "application/x-git-receive-pack-request")
-CAPS = " report-status side-band-64k agent=git/2.39.5"
-Command = tuple[str, str, str]
+TYPE = ("content-type", MEDIA)
 
 
 def facts(target: str = "/o/r.git/git-receive-pack", *headers: tuple[str, str], method: str = "POST") -> RequestFacts:
@@ -27,17 +28,6 @@ def facts(target: str = "/o/r.git/git-receive-pack", *headers: tuple[str, str], 
         headers=(("host", "git.test"), *(headers or (TYPE,))),
         has_body=True,
     )
-
-
-def pkt(text: str | bytes) -> bytes:
-    raw = text.encode() if isinstance(text, str) else text
-    return b"%04x" % (len(raw) + 4) + raw
-
-
-def body(*commands: Command, caps: str = CAPS, pack: bytes = b"PACK\x00\x00\x00\x02") -> bytes:
-    lines = [" ".join(command) for command in commands]
-    lines[0] += "\x00" + caps
-    return b"".join(map(pkt, lines)) + b"0000" + pack
 
 
 def judged(raw: bytes, *, partial: bool = False, options: bool = False) -> object:
