@@ -397,6 +397,73 @@ class Traffic:
         return loaded, dict(json.loads(probed.out.splitlines()[-1]))
 
 
+MODULES = {
+    "worker": b"-m proxy.worker ",
+    "executor": b"-m broker.executor_process ",
+    "vault": b"-m broker.vault ",
+    "auditor": b"-m audit.auditor ",
+}
+
+
+def processes_of(gateway: TestGateway, kind: str) -> list[int]:
+    """The processes of that kind, `supervisor` included; there is at least one."""
+    assert gateway.process is not None
+    if kind == "supervisor":
+        return [gateway.process.pid]
+    found = [pid for pid in descendants(gateway.process.pid) if MODULES[kind] in command_line(pid)]
+    assert found, kind
+    return found
+
+
+@pytest.mark.parametrize("kind", [*MODULES, "supervisor", "everything"])
+def test_while_our_processes_stand_still_nothing_leaves(scene: Scene, kind: str) -> None:
+    """SIGSTOP under load: every way out is tried again and again, the kernel goes on refusing and counting, in the
+    sandbox's own namespace and at the captured interface; SIGCONT, and the same sandboxes are served."""
+    boxes = [scene.boxes[name] for name in ("run-root", "machine")]
+    kinds = [*MODULES, "supervisor"] if kind == "everything" else [kind]
+    stopped = [pid for one in kinds for pid in processes_of(scene.gateway, one)]
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(Traffic(scene, box, f"stop-{kind}")) for box in boxes]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            for box in boxes:
+                # A round of attempts makes so many; the second one began after the stop for certain.
+                wanted = box.dropped() + 2 * len(prober.ADDRESSES) * len(prober.UDP)
+                until(lambda box=box, wanted=wanted: box.dropped() >= wanted, 30, "the kernel's count")
+            scene.nothing_left()
+        finally:
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        for box in boxes:
+            until(lambda box=box: scene.works(box), 40, "work after the stop")
+    for traffic in running:
+        _, probed = traffic.ended()
+        assert probed["rounds"] > 2
+        assert probed["answered"] == []
+    scene.nothing_left()
+
+
+@pytest.mark.parametrize("kind", ["executor", "vault", "auditor"])
+def test_while_a_killed_process_is_replaced_nothing_leaves(scene: Scene, kind: str) -> None:
+    """SIGKILL under load for those that no sandbox speaks to: ways out stay shut, the kernel counts, work goes on."""
+    boxes = [scene.boxes[name] for name in ("run-root", "machine")]
+    before = [box.dropped() for box in boxes]
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(Traffic(scene, box, f"kill-{kind}")) for box in boxes]
+        for pid in processes_of(scene.gateway, kind):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: "restarting all processes" in scene.gateway.errors(), 20, "the supervisor's word")
+        for box in boxes:
+            until(lambda box=box: scene.works(box), 40, "work after the kill")
+    for traffic in running:
+        _, probed = traffic.ended()
+        assert probed["answered"] == []
+    assert all(box.dropped() > count for box, count in zip(boxes, before, strict=True))
+    scene.nothing_left()
+
+
 def test_while_a_killed_worker_is_replaced_nothing_leaves(scene: Scene) -> None:
     """SIGKILL under load, in the middle of a download: it breaks off, all ways out stay shut, and work goes on by
     itself for the sandboxes that were there."""
@@ -420,17 +487,20 @@ def test_while_a_killed_worker_is_replaced_nothing_leaves(scene: Scene) -> None:
     scene.nothing_left()
 
 
-def test_while_the_whole_gateway_is_dead_nothing_leaves(scene: Scene) -> None:
-    """SIGKILL for every process of ours: nothing is served and nothing leaves, and after a start new sandboxes work;
-    those of the dead gateway stay shut."""
+@pytest.mark.parametrize("killed", ["everything", "the supervisor alone"])
+def test_while_the_whole_gateway_is_dead_nothing_leaves(scene: Scene, killed: str) -> None:
+    """SIGKILL for every process of ours, or for the one that all end with: nothing is served and nothing leaves, and
+    after a start new sandboxes work; those of the dead gateway stay shut."""
     boxes = [scene.boxes[kind] for kind in ("run-root", "machine")]
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(Traffic(scene, box, "gateway")) for box in boxes]
         assert scene.gateway.process is not None
-        for pid in [scene.gateway.process.pid, *descendants(scene.gateway.process.pid)]:
+        everybody = descendants(scene.gateway.process.pid)
+        for pid in [scene.gateway.process.pid, *(everybody if killed == "everything" else ())]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         scene.gateway.process.wait(20)
+        until(lambda: not [pid for pid in everybody if command_line(pid)], 20, "the end of all")
         served = len(scene.api.connections)
         for box in boxes:
             assert not scene.works(box, 1)
