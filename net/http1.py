@@ -368,7 +368,7 @@ class ClientConnection:
         return bool(self._inbox.pending)
 
     def is_quiet(self) -> bool:
-        """Nothing arrived while idle (no byte, no end, no error): ask before taking it from a pool."""
+        """Nothing arrived while idle (no byte, no end, no error): ask before keeping it, and it goes on listening."""
         if not self._alive or self._inbox.pending:
             return False
         try:
@@ -376,10 +376,18 @@ class ClientConnection:
         except StreamBroken:
             return False
         if data is None:
+            self.stream.resume_reading()
             return True
         self._inbox.pending = data
         self._alive = False
         return False
+
+    def is_silent(self) -> bool:
+        """The same up to this very moment, also for what nobody has looked at yet: ask before using it again.
+
+        An answer that waits there belongs to no request, and would be taken for the answer to the next one.
+        """
+        return self.is_quiet() and self.stream.silent()
 
     async def send_request(
         self, method: str, target: str, headers: Headers, framing: Framing, *, upgrade: str | None = None

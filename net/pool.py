@@ -195,7 +195,7 @@ class Pool:
         while same := self._by_key.get(key):
             lease = same[-1]
             self._remove(lease)
-            if lease.connection.is_quiet():
+            if lease.connection.is_silent():
                 lease.uses += 1
                 self._in_use.add(lease)
                 return lease

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -128,6 +129,11 @@ class ByteStream(Protocol):
 
     def resume_reading(self) -> None: ...
 
+    def silent(self) -> bool:
+        """Nothing came that was not received: no byte, no end, no error. Asks the kernel too: reading may be paused,
+        and the loop may not have looked since."""
+        ...
+
     def on_broken(self, callback: Callable[[], None] | None) -> None:
         """Call `callback` once when the stream breaks while nobody waits on it (peer reset). None clears it."""
         ...
@@ -184,6 +190,7 @@ class BufferedStream:
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._held = False  # reading is paused
+        self._held_for_turn = False  # by us, until the woken reader's turn
         self._on_broken: Callable[[], None] | None = None
         self._on_end: Callable[[], None] | None = None
 
@@ -203,6 +210,7 @@ class BufferedStream:
                 self._in_turn = waiter
                 if not self.share.wake(waiter):
                     # Not even looked at until then: what comes meanwhile is one read, not one for each packet.
+                    self._held_for_turn = self._held_for_turn or not self._held
                     self.pause_reading()
             elif not waiter.done():
                 waiter.set_result(None)
@@ -287,6 +295,10 @@ class BufferedStream:
         finally:
             if self._waiter is waiter:
                 self._waiter = None
+            if self._held_for_turn:
+                # Its turn came. Whether the peer left, or says more than it should, is seen from here on.
+                self._held_for_turn = False
+                self.resume_reading()
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
@@ -313,6 +325,13 @@ class BufferedStream:
         if self._held and self._buffered < HIGH_WATER:
             self._held = False
             self._release()
+
+    def silent(self) -> bool:
+        return not self._buffer and not self._eof and self._error is None and not self._untaken()
+
+    def _untaken(self) -> bool:
+        """Something came that was not taken from the peer yet (override)."""
+        return False
 
     def on_broken(self, callback: Callable[[], None] | None) -> None:
         self._on_broken = callback
@@ -446,6 +465,14 @@ class SocketStream(BufferedStream, asyncio.BufferedProtocol):
         """The connected socket, for looking at it (names, options); None when it is gone."""
         transport = self._transport
         return transport.get_extra_info("socket") if transport is not None and not self._gone else None
+
+    def _untaken(self) -> bool:
+        sock = self.socket()
+        if sock is None:
+            return True
+        looker = select.poll()
+        looker.register(sock.fileno(), select.POLLIN | select.POLLRDHUP)
+        return bool(looker.poll(0))
 
     # --- back-pressure ---
 

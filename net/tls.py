@@ -254,6 +254,10 @@ class TlsStream:
     def resume_reading(self) -> None:
         self.inner.resume_reading()
 
+    def silent(self) -> bool:
+        here = self._unread or self._eof or self._inner_eof or self._incoming.pending or self._tls.pending()
+        return not here and self._error is None and self.inner.silent()
+
     def on_broken(self, callback: Callable[[], None] | None) -> None:
         """An end without close_notify is a break too: a client that was killed leaves nothing but a FIN."""
         self.inner.on_broken(callback)

@@ -69,6 +69,9 @@ class MemoryStream(BufferedStream):
             if self._error is not None:
                 raise self._error
 
+    def _untaken(self) -> bool:
+        return bool(self._in_flight) or self._in_flight_eof
+
     def _release(self) -> None:
         while self._in_flight and not self._held:
             self._feed(self._in_flight.pop(0))

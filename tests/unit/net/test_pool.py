@@ -146,6 +146,26 @@ async def test_a_connection_on_which_something_arrived_is_never_used_again(
     pool.discard(fresh)
 
 
+@pytest.mark.parametrize(("act", "why"), UNASKED, ids=[row[1] for row in UNASKED])
+@pytest.mark.parametrize("when", ["before release", "while idle"])
+async def test_what_arrives_while_nobody_reads_is_not_taken_for_the_next_answer(
+    pool: Pool, dialer: MemoryDialer, act, why: str, when: str
+) -> None:
+    """Where reading was paused (a large answer, a turn to be waited for), the connection is asked all the same."""
+    lease = await used(pool, dialer)
+    lease.connection.stream.pause_reading()
+    if when == "before release":
+        act(dialer.far[0])
+    pool.release(lease)
+    lease.connection.stream.pause_reading()
+    if when == "while idle":
+        act(dialer.far[0])
+    fresh = await pool.acquire(KEY)
+    assert not fresh.reused, why
+    assert len(dialer.far) == 2
+    pool.discard(fresh)
+
+
 async def test_a_connection_that_the_origin_ended_is_not_used_again(pool: Pool, dialer: MemoryDialer) -> None:
     """The origin's end of its side while idle means a new dial."""
     assert pool.release(await used(pool, dialer))

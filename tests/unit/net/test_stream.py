@@ -274,6 +274,32 @@ def test_received_bytes_come_without_waiting_and_put_back_ones_first(loop):
 
 
 @both_loops
+@families
+@pytest.mark.parametrize("ends", [False, True], ids=["a byte", "an end"])
+def test_what_waits_in_the_kernel_is_no_silence(loop, family, ends):
+    """silent() sees what the loop has not looked at yet, and what it does not look at while reading is paused."""
+
+    async def main() -> None:
+        ours, theirs = connected(family)
+        near = await open_socket_stream(ours)
+        OPEN.append(near)
+        near.pause_reading()
+        await asyncio.sleep(0)
+        assert near.silent()
+        if ends:
+            theirs.shutdown(socket.SHUT_WR)
+        else:
+            theirs.sendall(b"x")
+        assert not near.silent()
+        assert near.receive_nowait() is None
+        assert await near.receive() == (b"" if ends else b"x")
+        assert near.silent() is not ends
+        theirs.close()
+
+    run_on(loop, main())
+
+
+@both_loops
 def test_sockets_send_at_once(loop):
     """TCP_NODELAY is set however the socket was made (RULINGS 11.8)."""
 

@@ -171,6 +171,22 @@ async def test_a_stream_that_breaks_does_not_wait_for_its_turn() -> None:
     assert await reading == b"x"
 
 
+async def test_a_stream_whose_turn_came_listens_again() -> None:
+    """Once the woken reader runs, that the peer speaks or leaves is seen, also while nobody waits for bytes."""
+    clock = Hand()
+    near, far = MemoryStream.pair()
+    near.share = contested(Turns(clock), clock)
+    reading = asyncio.ensure_future(near.receive(READ_SIZE))
+    await asyncio.sleep(0)
+    far.write(b"answer")
+    far.write(b"meanwhile")
+    assert await reading == b"answermeanwhile"
+    far.write(b"unasked")
+    assert near.receive_nowait() == b"unasked"
+    await far.close()
+    assert near.receive_nowait() == b""
+
+
 async def test_a_rest_lets_others_run() -> None:
     """Between two slices of work every other task gets a turn, whether or not anybody else is at work."""
     clock = Hand()
