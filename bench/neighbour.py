@@ -182,7 +182,7 @@ class Scene:
                 credentials=CREDENTIALS,
                 secrets={"keyed": SECRET},
                 origins=[upstream, taker],
-                prefix=[*back, *AHEAD],
+                prefix=AHEAD,
             )
             scene._gateway = stack.enter_context(ours)
             scene._a = ours.sandbox(ttl="1h")

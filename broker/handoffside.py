@@ -55,6 +55,11 @@ class HandoffSide:
         """Begin to read frames."""
         self._pump = asyncio.get_running_loop().create_task(self._read())
 
+    @property
+    def share(self) -> Share | None:
+        """What `take_turns` was given."""
+        return self._frames.stream.share
+
     def take_turns(self, share: Share) -> None:
         """It is known whose this hand-off is: from now on its reader is woken in that sandbox's turn."""
         self._frames.stream.share = share

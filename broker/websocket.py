@@ -261,6 +261,7 @@ class HandoffStream:
         self._queued = bytearray()
         self._ended = False
         self.read_timeout: float | None = None
+        self.share = side.share
 
     async def receive(self, max_bytes: int = READ_SIZE) -> bytes:
         """The next bytes of the client, b"" at its end. Raises StreamBroken. `max_bytes` is the frames' own bound."""

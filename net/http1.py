@@ -18,6 +18,7 @@ from typing import Any
 import httptools
 
 from net.stream import DEFAULT_LIMITS, Body, ByteStream, Headers, Limits, StreamBroken
+from net.turns import rest
 from wire.chunked import LAST_CHUNK, ChunkedDecoder
 from wire.heads import (
     CHUNKED,
@@ -44,6 +45,8 @@ from wire.heads import (
     serialise_trailers,
 )
 
+CROWD = 512
+"""Chunks decoded at once: each costs a microsecond or two, and a read has room for eleven thousand empty ones."""
 _METHOD_LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
@@ -526,7 +529,19 @@ class ClientConnection:
 class MessageBody:
     """A `Body` cut out of the stream by its framing; it ends exactly at its end and leaves the rest in the inbox."""
 
-    __slots__ = ("_bad", "_decoder", "_inbox", "_left", "_limit", "_limits", "_over", "count", "done", "framing")
+    __slots__ = (
+        "_bad",
+        "_crowded",
+        "_decoder",
+        "_inbox",
+        "_left",
+        "_limit",
+        "_limits",
+        "_over",
+        "count",
+        "done",
+        "framing",
+    )
 
     def __init__(self, inbox: _Inbox, framing: Framing, limits: Limits, *, bad: str, over: str) -> None:
         self._inbox = inbox
@@ -539,6 +554,8 @@ class MessageBody:
         """Body bytes read so far."""
         self.done = isinstance(framing, NoBody)
         self._left = framing.size if isinstance(framing, Length) else 0
+        self._crowded = False
+        """Others get a turn before the next bytes."""
         self._decoder: ChunkedDecoder | None = None
         if isinstance(framing, Chunked):
             self._decoder = ChunkedDecoder(
@@ -576,6 +593,8 @@ class MessageBody:
         """(bytes or None at the end, True), or (None, False) where read() would wait."""
         inbox = self._inbox
         while not self.done:
+            if self._crowded:
+                return None, False
             data: bytes | None = inbox.pending
             if data:
                 inbox.pending = b""
@@ -602,15 +621,26 @@ class MessageBody:
             if ready:
                 return data
             stream = self._inbox.stream
+            if self._crowded:
+                self._crowded = False
+                await rest(stream.share)
+                continue
             stream.read_timeout = self._limits.body_timeout
             self._inbox.pending = await stream.receive()
 
     def _take(self, data: bytes) -> bytes:
         if self._decoder is not None:
+            later = b""
+            if (lines := data.count(b"\n")) > CROWD:
+                # Chunks of a few bytes: thousands of them are in one read.
+                cut = max(1, len(data) * CROWD // lines)
+                data, later = data[:cut], data[cut:]
+                self._crowded = True
             piece = self._decoder.feed(data)
             if self._decoder.done:
                 self.done = True
-                self._inbox.pending = self._decoder.rest
+                later = self._decoder.rest + later
+            self._inbox.pending = later
             return piece
         if isinstance(self.framing, UntilClose):
             return data

@@ -7,9 +7,10 @@
 
 While one sandbox alone is at work nothing is held back. From the moment that another one woke in the last
 CONTEST_SECONDS, each sandbox gets one wake for each pass of the loop, first come first served inside it, and what the
-woken task runs until it waits again is measured: a sandbox that is DEBT_SECONDS ahead of half of the time pauses. So
-a flood takes one step of each pass and at most about half of the loop, however many connections it comes over. While
-a stream waits for its turn its socket is not read.
+woken task runs until it waits again is measured: a sandbox pays for each step with a pause as long, once these add up
+to DEBT_SECONDS, and with three times as much while nearly all of the work is its own. So a flood takes one step of
+each pass and about a quarter of the loop, however many connections it comes over; two that are equally busy share it.
+While a stream waits for its turn its socket is not read.
 
 Before a connection is identified its share is that of its source (`known=False`): it is held back while any sandbox
 is at work, and never makes others wait.
@@ -18,6 +19,7 @@ is at work, and never makes others wait.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +28,13 @@ from typing import Final
 CONTEST_SECONDS: Final = 1.0
 """How long after its last wake a sandbox counts as being at work."""
 DEBT_SECONDS: Final = 0.002
-"""Of work beyond half of the time after which a sandbox pauses until that is made up for."""
+"""Of pauses owed after which a sandbox pauses."""
+HOG: Final = 0.75
+"""The part of all measured work of late that makes a sandbox the one that the others wait for."""
+LATE_SECONDS: Final = 1.0
+"""Work counts less the longer ago it was, by a factor of e for each of these."""
+PORTION_SECONDS: Final = 0.001
+"""What one portion of a stream's bytes should take at most."""
 LONGEST_PAUSE: Final = 0.25
 """One slow step (a descheduled process looks like one) costs no more than this."""
 MAX_SHARES: Final = 4096
@@ -34,6 +42,26 @@ MAX_SHARES: Final = 4096
 
 type Owner = tuple[str, str]
 """(tenant, sandbox); ("", source) before identity is known."""
+
+
+class Portion:
+    """How many bytes to work on before others get a turn: learnt from how long the last ones took."""
+
+    __slots__ = ("_least", "_most", "size")
+
+    def __init__(self, *, least: int = 256, first: int = 4096, most: int = 64 * 1024) -> None:
+        self._least = least
+        self._most = most
+        self.size = first
+
+    def took(self, seconds: float) -> bool:
+        """The last portion took `seconds`. True: that was long, and others should have a turn before the next one."""
+        if seconds > PORTION_SECONDS:
+            self.size = max(self._least, self.size // 4)
+            return True
+        if seconds < PORTION_SECONDS / 4:
+            self.size = min(self._most, self.size * 2)
+        return seconds > PORTION_SECONDS / 2
 
 
 class Turns:
@@ -45,6 +73,8 @@ class Turns:
         self._shares: dict[tuple[Owner, bool], Share] = {}
         self._latest: Owner | None = None
         self._latest_at = self._other_at = float("-inf")
+        self._work = 0.0
+        self._work_at = 0.0
 
     def share(self, owner: Owner, *, known: bool = True) -> Share:
         """The share of `owner`; the same one every time, while it matters."""
@@ -71,11 +101,26 @@ class Turns:
         self._latest_at = now
         return now - self._other_at < CONTEST_SECONDS
 
+    def hogs(self, share: Share, spent: float, now: float) -> bool:
+        """Count `spent` seconds of work of `share`; True if nearly all work of late is its own."""
+        self._work = self._work * math.exp((self._work_at - now) / LATE_SECONDS) + spent
+        share.work = share.work * math.exp((share.work_at - now) / LATE_SECONDS) + spent
+        self._work_at = share.work_at = now
+        return share.work > HOG * self._work
+
+
+async def rest(share: Share | None) -> None:
+    """Let others run between two portions of work for a stream; in its sandbox's turn where it has one."""
+    if share is None:
+        await asyncio.sleep(0)
+    else:
+        await share.rest()
+
 
 class Share:
     """One sandbox's turns."""
 
-    __slots__ = ("_free_at", "_started", "_turns", "_under_way", "_waiting", "known", "owner")
+    __slots__ = ("_free_at", "_started", "_turns", "_under_way", "_waiting", "known", "owner", "work", "work_at")
 
     def __init__(self, turns: Turns, owner: Owner, *, known: bool) -> None:
         self.owner = owner
@@ -85,8 +130,9 @@ class Share:
         self._under_way = False
         """A turn is scheduled, runs, or is being paid for."""
         self._free_at = float("-inf")
-        """When what was worked is paid for: each step costs its time once more, and idle time pays."""
+        """When what was worked is paid for: each step costs its time and a pause, and idle time pays."""
         self._started = 0.0
+        self.work = self.work_at = 0.0
 
     def idle(self, now: float) -> bool:
         """Nothing waits and nothing is owed: a new share would do as well."""
@@ -130,7 +176,9 @@ class Share:
 
     def _ended(self) -> None:
         now = self._turns.clock()
-        self._free_at = max(self._free_at, self._started) + 2 * (now - self._started)
+        spent = now - self._started
+        price = 4 if self._turns.hogs(self, spent, now) else 2  # the step itself, and the pause for it
+        self._free_at = max(self._free_at, self._started) + price * spent
         debt = min(self._free_at - now, LONGEST_PAUSE)
         loop = asyncio.get_running_loop()
         if debt >= DEBT_SECONDS:

@@ -8,11 +8,13 @@ messages (the executor) gives an inspector for a direction: it gets checked byte
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from net.stream import READ_SIZE, StreamBroken
+from net.turns import Portion, Share, rest
 from wire.websocket import FrameChecker, FrameRefused, FrameTooLarge
 
 Inspector = Callable[[bytes], Awaitable[bytes]]
@@ -32,6 +34,7 @@ class WebSocketSide(Protocol):
     """What the relay needs of a stream: a part of net.stream.ByteStream, which says what each member does."""
 
     read_timeout: float | None
+    share: Share | None
 
     async def receive(self, max_bytes: int = READ_SIZE) -> bytes: ...
 
@@ -164,10 +167,12 @@ class _Pair:
     ) -> None:
         """One way. Ends at a clean end; anything else is recorded and cuts both."""
         from_client = checker is self.up
-        kept = b""
+        kept = backlog = b""
+        portion = Portion()
         try:
             while True:
-                data = await self._receive(source)
+                data = backlog or await self._receive(source)
+                data, backlog = data[: portion.size], data[portion.size :]
                 if not data:
                     if kept or not checker.between_frames:
                         raise StreamBroken("truncated", "the connection ended inside a frame")
@@ -175,7 +180,9 @@ class _Pair:
                     return
                 data = kept + data if kept else data
                 try:
+                    begun = time.perf_counter()
                     whole = checker.feed(data)
+                    crowded = portion.took(time.perf_counter() - begun)
                     kept = data[whole:]
                     self._count(whole, checker)
                     passes = data[:whole] if kept else data
@@ -193,6 +200,8 @@ class _Pair:
                 if passes:
                     target.write(passes)
                     await target.drain()
+                if crowded:  # frames of a few bytes: thousands of them are in one read
+                    await rest(source.share)
                 if checker.closed and self.closing is None:
                     self._expect_end()
         except StreamBroken as broken:

@@ -16,6 +16,7 @@ Rules:
    client's DATA is acknowledged only when the lane has room (mitmproxy acknowledges at once, without bound).
 5. Bodies are streamed; trailers are dropped (HTTP/1.1 trailers make mitmproxy fail); a message that the lane cuts
    reaches the client as a reset stream, never as a whole answer.
+6. Connections take turns of the loop (net/turns.py), and what a client sent is taken in by about a millisecond's worth.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from mitmproxy.proxy.layers.http._http_h2 import BufferedH2Connection
 from mitmproxy.proxy.mode_specs import ProxyMode
 
 from net.stream import ByteStream, StreamBroken
+from net.turns import Portion, rest
 
 PINNED: Final = "12.3.1"
 """The only version whose inside this was written and tested for."""
@@ -158,17 +160,23 @@ class Session:
     async def _read_client(self) -> None:
         client = self._client
         client.read_timeout = None  # the worker watches for idle connections
+        portion, backlog = Portion(first=1024, most=READ_BYTES), b""
         self._feed(events.Start())
         while not self._over.is_set():
             try:
                 await client.drain()
-                data = await client.receive(READ_BYTES)
+                data = backlog or await client.receive(READ_BYTES)
             except StreamBroken:
                 break
             if not data:
                 break
+            data, backlog = data[: portion.size], data[portion.size :]
+            begun = time.perf_counter()
             self._feed(events.DataReceived(self._conn, data))
+            crowded = portion.took(time.perf_counter() - begun)
             self._moved.set()
+            if crowded:  # a read has room for hundreds of heads and thousands of pings (rule 6)
+                await rest(client.share)
             for number in self._server.owed.keys() - self._acknowledging:
                 self._acknowledging.add(number)
                 self._spawn(self._acknowledge(number))

@@ -22,11 +22,14 @@ from typing import Final
 from net.fdchannel import ChannelBroken, FdChannel, socket_pair
 from net.process import BootError, complain, harden, quiet_hooks, read_boot
 from net.stream import ByteStream, open_socket_stream
+from net.turns import Turns
 from proxy.mitm_adapter import AdapterFault, Session, check_version
 from proxy.mitm_selftest import self_test
 
 PROCESS: Final = "adapter"
 MAX_SESSIONS: Final = 256
+LOWER: Final = 10
+"""Added to its niceness: where processors are short, workers, vault and log come before HTTP/2."""
 """Client connections, all workers together."""
 
 
@@ -49,6 +52,7 @@ class Adapter:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions = 0
+        self._turns = Turns()
 
     def serve(self, channel: FdChannel) -> asyncio.Task[None]:
         """Take client connections from one worker until its channel ends."""
@@ -81,7 +85,9 @@ class Adapter:
             return await open_socket_stream(ours)
 
         try:
-            await Session(await open_socket_stream(sock), dial).run()
+            client = await open_socket_stream(sock)
+            client.share = self._turns.share(("", number.hex()))
+            await Session(client, dial).run()
         except (ChannelBroken, OSError):
             pass  # the worker is going
         except Exception as error:
@@ -103,6 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.disable(logging.CRITICAL)  # mitmproxy's messages quote what clients sent
     try:
         harden()
+        os.nice(LOWER)
         boot = read_boot(int(arguments[1]), Boot)
     except (BootError, IndexError, ValueError, OSError) as error:
         complain(PROCESS, f"cannot start: {error}" if isinstance(error, BootError) else "cannot start", error)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from net.http1 import ClientConnection, ServerConnection
+from net.http1 import CROWD, ClientConnection, ServerConnection
 from net.stream import Limits, StreamBroken
 from tests.support.streams import MemoryStream
 from wire.heads import CHUNKED, NO_BODY, UNTIL_CLOSE, HeadRefused, Length, ResponseHead
@@ -111,6 +111,43 @@ async def test_a_body_that_is_not_well_framed_is_refused(raw):
     with pytest.raises(HeadRefused) as refused:
         await connection.read_body()
     assert refused.value.reason == "bad-framing"
+
+
+async def test_chunks_of_one_byte_leave_others_a_turn():
+    """Thousands of them in one read are decoded a few hundred at a time, with a turn for others; nothing is lost."""
+    peer, connection = server()
+    head = b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+    bytes_sent = bytes(ord("a") + number % 26 for number in range(9000))
+    peer.write(head + b"".join(b"1\r\n%c\r\n" % byte for byte in bytes_sent) + b"0\r\n\r\nGET /next")
+    assert await connection.next_head()
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.ensure_future(other())
+    body = connection.body()
+    assert await read_all(body) == bytes_sent
+    beside.cancel()
+    assert turns >= 2 * len(bytes_sent) // CROWD - 2
+
+
+async def test_what_is_left_of_a_crowded_read_is_not_ready():
+    """A caller that takes only what is here gets a few hundred chunks, and then has to wait for its turn."""
+    peer, connection = server()
+    head = b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+    peer.write(head + b"1\r\na\r\n" * 9000)
+    assert await connection.next_head()
+    body = connection.body()
+    first, ready = body.read_nowait()
+    assert ready
+    assert first is not None
+    assert len(first) <= CROWD
+    assert body.read_nowait() == (None, False)
+    assert await body.read()
 
 
 async def test_a_body_over_its_bound_is_refused():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from net.stream import READ_SIZE
-from net.turns import CONTEST_SECONDS, LONGEST_PAUSE, Share, Turns
+from net.turns import CONTEST_SECONDS, LONGEST_PAUSE, Portion, Share, Turns
 from tests.support.streams import MemoryStream
 
 A = ("default", "sb_a")
@@ -58,6 +58,47 @@ async def test_a_flood_is_woken_one_by_one_while_another_sandbox_is_at_work() ->
     while woken(waiters) < 100:
         await asyncio.sleep(0)
     assert [waiter.done() for waiter in waiters] == [True] * 100
+
+
+async def paid(turns: Turns, clock: Hand, share: Share, seconds: float) -> float:
+    """The pause that follows a step of `seconds`, in steps of the loop's own clock."""
+    step, after = futures(2)
+
+    async def work() -> None:
+        await step
+        clock.now += seconds
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    share.wake(step)
+    share.wake(after)
+    await task
+    begun = asyncio.get_running_loop().time()
+    await after
+    return asyncio.get_running_loop().time() - begun
+
+
+async def test_who_does_nearly_all_of_the_work_pays_more() -> None:
+    """A hog pays three times its step; beside another one that is as busy, once."""
+    clock = Hand()
+    turns = Turns(clock)
+    hog = contested(turns, clock)
+    assert await paid(turns, clock, hog, 0.03) >= 0.06
+    busy = turns.share(B)
+    waiters = futures(1)
+    hog.wake(waiters[0])
+    assert await paid(turns, clock, busy, 0.04) < 0.06
+
+
+def test_a_portion_shrinks_while_it_takes_long_and_grows_again() -> None:
+    """Slow bytes are taken a few at a time, down to a bound; quick ones many, up to one."""
+    portion = Portion(least=100, first=4000, most=8000)
+    assert portion.took(0.05)
+    assert portion.size == 1000
+    assert [portion.took(0.05) for _ in range(5)] == [True] * 5
+    assert portion.size == 100
+    assert not any(portion.took(0.0) for _ in range(20))
+    assert portion.size == 8000
 
 
 async def test_work_beyond_half_of_the_time_is_paid_by_a_pause() -> None:

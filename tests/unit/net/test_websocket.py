@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from net import turns as turns_module
 from net.stream import StreamBroken
 from net.websocket import MessageRefused, WebSocketLimits, relay
 from tests.support.streams import MemoryStream
@@ -96,6 +97,30 @@ async def test_what_an_inspector_refuses_does_not_pass():
         with pytest.raises(StreamBroken):
             await client.receive()
     assert ((await task).error, (await task).detail) == ("placeholder-misuse", "found")
+
+
+@pytest.mark.parametrize("from_client", [True, False])
+async def test_frames_that_take_long_leave_others_a_turn(from_client, monkeypatch):
+    """Thousands of them in one read are checked in portions that get smaller; all of them pass, in order."""
+    monkeypatch.setattr(turns_module, "PORTION_SECONDS", -1.0)
+    flood = frame(10, masked=from_client) * 20_000 + frame(1, b"end", masked=from_client)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with relayed() as (client, origin, _):
+        beside = asyncio.ensure_future(other())
+        sender, receiver = (client, origin) if from_client else (origin, client)
+        sender.write(flood)
+        assert await receiver.read_exactly(len(flood)) == flood
+        beside.cancel()
+        await sender.close()
+        await receiver.close()
+    assert turns >= len(flood) // 4096
 
 
 async def test_a_close_that_nobody_answers_ends_it():

@@ -35,6 +35,7 @@ from tests.support.rooms import (
 )
 from tests.support.scripts import ABORT, READ, script, websocket_echo
 from tests.support.signals import Gate
+from wire.control import Cut
 
 RULES = policy(rule("dev/read", op("dev/read", "api.test", ["/v1/read/**"])))
 
@@ -43,6 +44,45 @@ def closed_house(**more: object) -> tuple[House, NoDialer]:
     """A house that must not dial."""
     dialer = NoDialer()
     return House(RULES, dialer=dialer, **more), dialer  # type: ignore[arg-type]
+
+
+# --- floods ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_flood_before_identity_is_closed_and_each_one_is_counted() -> None:
+    """Beyond the pace nobody is told why, and the log still hears of every one: it counts what it does not write."""
+    house, dialer = closed_house(table=LimitTable(refusals_per_second=3))
+    told = 0
+    for _ in range(8):
+        client = house.connect()
+        client.send(get("http://api.test/v1/read/x", "api.test", token="xt_wrong"))
+        told += b"403" in (await client.rest())[:16]
+    assert told == 3
+    assert [record["reason"] for record in house.records("connection.refused")] == ["bad-token"] * 8
+    assert dialer.asked == []
+
+
+async def test_a_frozen_sandbox_is_refused_everything_until_it_is_thawed() -> None:
+    """Requests and tunnels alike, nothing is dialled; another sandbox goes on; a thaw ends it at once."""
+    house, dialer = closed_house(table=LimitTable(refusals_per_second=1, flood_seconds=0))
+    mine = ("default", "sb_one")
+    house.room.pace.within(mine)
+    assert house.room.pace.frozen(mine)
+    for first in (
+        get("http://api.test/v1/read/x", "api.test"),
+        get("api.test:443", "api.test:443", method="CONNECT"),
+    ):
+        client = house.connect()
+        client.send(first)
+        assert (await client.answer()).reason == "limit-reached"
+    other = house.connect()
+    other.send(get("http://api.test/nothing", "api.test", token=OTHER_TOKEN))
+    assert (await other.answer()).reason == "clear-text-refused"
+    assert house.room.cut(Cut(id=1, kind="thaw", tenant=mine[0], subject=mine[1])) == 0
+    client = house.connect()
+    client.send(get("http://api.test/nothing", "api.test"))
+    assert (await client.answer()).reason == "clear-text-refused"
+    assert dialer.asked == []
 
 
 # --- refused before identity -------------------------------------------------------------------------------------
