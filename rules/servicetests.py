@@ -64,4 +64,5 @@ def _facts(test: ServiceTest) -> RequestFacts:
         headers=(("host", authority), *test.headers),
         has_body=test.body is not None,
     )
-    return replace(facts, body=test.body)
+    # Nothing to read is an empty body, as in rules/decide.py.
+    return replace(facts, body=b"" if test.body is None else test.body)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from xml.sax.saxutils import escape
 
 from rules.reasons import REFUSAL_TITLE, reason
 
@@ -187,6 +188,35 @@ def _jsonrpc(document: Mapping[str, Any], reply_to: str | int | None) -> tuple[s
     return "application/json", _json({"jsonrpc": "2.0", "id": reply_to, "error": error})
 
 
+def _xml_error(document: Mapping[str, Any]) -> str:
+    text = escape(" ".join(_lines(document)))
+    return f"<Code>AccessDenied</Code><Message>{text}</Message>"
+
+
+def _s3(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    # S3 API reference, "Error responses": one Error element.
+    request = escape(str(document["request_id"]))
+    body = f"{_XML}<Error>{_xml_error(document)}<RequestId>{request}</RequestId></Error>\n"
+    return "application/xml", body.encode("ascii", "xmlcharrefreplace")
+
+
+def _aws_query(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    # Smithy awsQuery, "Operation error serialization": the error inside an ErrorResponse.
+    request = escape(str(document["request_id"]))
+    error = f"<Error><Type>Sender</Type>{_xml_error(document)}</Error><RequestId>{request}</RequestId>"
+    body = f"{_XML}<ErrorResponse>{error}</ErrorResponse>\n"
+    return "text/xml", body.encode("ascii", "xmlcharrefreplace")
+
+
+def _aws_json(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    # Smithy awsJson1_1, "Operation error serialization": `__type` and a message.
+    error = {"__type": "AccessDeniedException", "message": " ".join(_lines(document)), "exeat": document}
+    return "application/x-amz-json-1.1", _json(error)
+
+
+_XML = '<?xml version="1.0" encoding="UTF-8"?>\n'
+
+
 def _graphql(document: Mapping[str, Any]) -> tuple[str, bytes]:
     # GraphQL specification 7.1: errors with a message; clients of GitHub also show `message` of a failed status.
     text = " ".join(_lines(document))
@@ -212,4 +242,7 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], tuple[str, bytes]]] = {
     "openai": _openai,
     "anthropic": _anthropic,
     "graphql": _graphql,
+    "s3": _s3,
+    "aws-query": _aws_query,
+    "aws-json": _aws_json,
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
 from rules.reasons import REASONS
 from wire.refusals import Refusal, render, shape_for
 
-SHAPES = ("problem", "pypi", "git", "npm", "openai", "anthropic", "jsonrpc", "graphql")
+SHAPES = ("problem", "pypi", "git", "npm", "openai", "anthropic", "jsonrpc", "graphql", "s3", "aws-query", "aws-json")
 
 
 @pytest.mark.parametrize("code", sorted(REASONS))
@@ -26,7 +27,9 @@ def test_every_reason_has_every_shape(code: str, shape: str) -> None:
     assert ("proxy-authenticate" in headers) == (answer.status == 407)
     assert b"req_x" in answer.body
     assert code.encode() in answer.body
-    if headers["content-type"] != "text/plain; charset=utf-8":
+    if headers["content-type"].endswith("/xml"):
+        ElementTree.fromstring(answer.body)
+    elif headers["content-type"] != "text/plain; charset=utf-8":
         json.loads(answer.body)
 
 
@@ -112,3 +115,24 @@ def test_a_graphql_refusal_is_an_error_with_a_message() -> None:
     document = json.loads(render(Refusal(code="no-rule", request_id="r-1"), "graphql").body)
     assert document["errors"][0]["message"] == document["message"]
     assert document["errors"][0]["extensions"]["exeat"]["reason"] == "no-rule"
+
+
+@pytest.mark.parametrize(("shape", "root"), [("s3", "Error"), ("aws-query", "ErrorResponse/Error")])
+def test_an_xml_refusal_has_code_and_message_where_clients_look(shape: str, root: str) -> None:
+    """Whatever an operator's sentence holds, the document stays well formed and its text is shown."""
+    answer = render(Refusal(code="no-rule", request_id="r-1", message="<b> & \u00fc \x00 ]]>"), shape)
+    outer, _, inner = root.partition("/")
+    tree = ElementTree.fromstring(answer.body)
+    assert tree.tag == outer
+    error = tree.find(inner) if inner else tree
+    assert error is not None
+    assert error.findtext("Code") == "AccessDenied"
+    assert "<b> & \u00fc" in str(error.findtext("Message"))
+    assert tree.findtext("RequestId") == "r-1"
+
+
+def test_an_aws_json_refusal_has_a_type_and_a_message() -> None:
+    """As the JSON protocols tell an error."""
+    document = json.loads(render(Refusal(code="no-rule", request_id="r-1"), "aws-json").body)
+    assert document["__type"] == "AccessDeniedException"
+    assert "Refused by Exeat policy" in document["message"]
