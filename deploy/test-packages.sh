@@ -19,6 +19,8 @@ PATH="$PATH:/usr/sbin:/sbin" need nft nftables
 # A corporate proxy that inspects TLS. Its package also starts a service on port 3128, so it is asked for only where no
 # service manager runs; without it those tests say that they are skipped.
 [ -d /run/systemd/system ] || PATH="$PATH:/usr/sbin:/sbin" need squid squid-openssl
+# An origin that cuts requests in its own way; the same of its service, on port 80.
+[ -d /run/systemd/system ] || PATH="$PATH:/usr/sbin:/sbin" need nginx nginx
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     say "installing for the tests:$missing"
