@@ -436,6 +436,7 @@ class Executor:
             rest=share.rest,
             aside=lambda work: self._judging.run(share.owner, work, RESULT_SECONDS),
             granted=_tools(permit),
+            here=permit.destination.authority,
         )
         restrictions = permit.restrictions
         shaped = definition is not None or restrictions.result is not None or restrictions.answer is not None

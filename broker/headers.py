@@ -131,10 +131,12 @@ def spelled(headers: Pairs, received: Pairs, ours: frozenset[str]) -> tuple[tupl
 
 
 def response_head(
-    head: ResponseHead, restrictions: Restrictions, patterns: Patterns, *, body_changes: bool
+    head: ResponseHead, restrictions: Restrictions, patterns: Patterns, *, body_changes: bool, here: str = ""
 ) -> tuple[ResponseHead, int]:
     """Return the head that the sandbox sees and how many secrets were masked in it.
 
+    `here` is the authority that answers. An operation whose `answer_headers` name `location` goes on where a 201 or 202
+    of that very place says, query included: the next piece of an upload, judged like every request.
     `body_changes`: the body is decoded or pruned, so fields that describe its old bytes go.
     """
     allowed = BASE_RESPONSE_HEADERS | restrictions.response_headers
@@ -154,7 +156,9 @@ def response_head(
                 continue
             once.add(lower)
         if lower in ("location", "content-location") and not is_bare_location(text):
-            continue
+            goes_on = lower == "location" and head.status in (201, 202) and lower in restrictions.response_headers
+            if not goes_on or not is_own_location(text, here):
+                continue
         kept.append((name, value))
     # All values at once: no pattern and no escape has a NUL in it, so what is clean together is clean in each.
     if scrub_whole(b"\0".join(value for _, value in kept), patterns)[1]:
@@ -171,6 +175,17 @@ def is_bare_location(value: str) -> bool:
         return not (parts.query or parts.fragment or "@" in parts.netloc or "?" in value or "#" in value)
     except ValueError:
         return False
+
+
+def is_own_location(value: str, authority: str) -> bool:
+    """True for a place at `authority` itself, by path alone or as a whole https URL, without fragment and userinfo."""
+    try:
+        parts = urlsplit(value)
+    except ValueError:
+        return False
+    relative = not parts.scheme and not parts.netloc and value.startswith("/")
+    same = parts.scheme == "https" and bool(authority) and parts.netloc.lower() == authority
+    return (relative or same) and not parts.fragment and "#" not in value and "\\" not in value
 
 
 def _phrase(status: int) -> str:

@@ -70,11 +70,14 @@ class Shaping:
         rest: Callable[[], Awaitable[None]] = _rest,
         aside: Aside = _in_a_thread,
         granted: Callable[[str], bool] | None = None,
+        here: str = "",
     ) -> None:
         """`rest` is awaited between two slices of work; `aside` runs what cannot be sliced.
 
         `granted` says of a tool's name whether it may be shown; it is used where `restrictions.answer` is set.
+        `here` is the authority that answers (Destination.authority).
         """
+        self._here = here
         self._granted = granted
         self._events: Events | None = None
         self._rest = rest
@@ -136,6 +139,7 @@ class Shaping:
             self._restrictions,
             self._patterns,
             body_changes=not self._keeps_length or (bodiless and bool(head.get("content-encoding"))),
+            here=self._here,
         )
         return shaped
 

@@ -58,6 +58,38 @@ def test_a_location_that_can_carry_a_token_is_not_returned(value: str) -> None:
     assert down((b"Location", value.encode()), status=302) == {}
 
 
+@pytest.mark.parametrize(
+    ("status", "value"),
+    [
+        (302, "/v2/a/blobs/uploads/1?_state=x"),
+        (200, "/v2/a/blobs/uploads/1?_state=x"),
+        (202, "https://other.test/v2/a?_state=x"),
+        (202, "https://x.test.other.test/v2/a?_state=x"),
+        (202, "https://x.test:8443/v2/a?_state=x"),
+        (202, "https://u:p@x.test/v2/a?_state=x"),
+        (202, "http://x.test/v2/a?_state=x"),
+        (202, "//other.test/v2/a?_state=x"),
+        (202, "/\\other.test/v2/a?_state=x"),
+        (202, "v2/a?_state=x"),
+        (202, "/v2/a?_state=x#y"),
+    ],
+)
+def test_only_an_upload_at_this_very_place_goes_on_with_its_query(status: int, value: str) -> None:
+    """A redirect, another host, and whatever could be read as one stay out, also where the operation names location."""
+    head = ResponseHead(status, "OK", "1.1", ((b"Location", value.encode()),))
+    restrictions = Restrictions(response_headers=frozenset({"location"}))
+    assert response_head(head, restrictions, PATTERNS, body_changes=False, here="x.test")[0].headers == ()
+
+
+@pytest.mark.parametrize("value", ["/v2/a/blobs/uploads/1?_state=x", "https://x.test/v2/a/blobs/uploads/1?_state=x"])
+def test_an_upload_goes_on_where_its_operation_says_so(value: str) -> None:
+    """The next piece's URL comes back to a client of an operation that names location, and of no other."""
+    head = ResponseHead(202, "Accepted", "1.1", ((b"Location", value.encode()),))
+    named = Restrictions(response_headers=frozenset({"location"}))
+    assert response_head(head, named, PATTERNS, body_changes=False, here="x.test")[0].headers == head.headers
+    assert response_head(head, Restrictions(), PATTERNS, body_changes=False, here="x.test")[0].headers == ()
+
+
 def test_a_bare_location_is_data() -> None:
     """A redirect comes back as an answer."""
     assert down((b"Location", b"https://other.test/path"), status=302) == {"location": "https://other.test/path"}
