@@ -29,15 +29,16 @@ from rules.document import encode_operation, encode_rule
 from rules.facts import RequestFacts
 from rules.matching import Matched, match_operation
 from rules.names import RuleId
-from rules.operations import EVALUATORS
+from rules.operations import EVALUATORS, arguments_of
 from rules.policy import Operation, Rule
+from rules.service import head_arguments
 from rules.servicetests import check_service_test, run_service_tests
 from rules.yaml12 import YamlError
 
 SERVICES = builtin_services()
 TESTS = [(service, test) for service in SERVICES.values() for test in service.tests]
 
-CLEAR_TEXT = {"debian", "ubuntu"}
+CLEAR_TEXT = {"debian", "ubuntu", "ubuntu-ppa"}
 """Archives whose clients check signatures themselves and ask by plain HTTP; nothing else may."""
 
 DAILY = {
@@ -191,6 +192,19 @@ def test_operations_are_consistent(service: ServiceDef) -> None:
         assert op.query is not None or judged or _later(op) or op.id.partition("#")[0] in ANY_QUERY
 
 
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+@pytest.mark.parametrize("effect", ["read", "disclose", "write", "execute"])
+def test_a_rule_can_name_an_effect_of_every_service(service: ServiceDef, effect: str) -> None:
+    """Expect what one operation of an effect must have bound to be stated by all, so that a rule can take them."""
+    ops = service.select(effect)
+    needed = {name for op in ops for name in op.must_bind}
+    for op in ops:
+        stated = op.arguments.keys() | head_arguments(op)
+        if op.body is not None:
+            stated |= arguments_of(op.body.matcher, op.body.params)
+        assert needed <= stated | set(op.unbound), op.id
+
+
 def test_the_test_runner_notices_what_is_wrong() -> None:
     """Expect a sentence for each way in which a test can fail, so that a passing run means something."""
     text = SMALL.partition("tests:")[0] + (
@@ -233,6 +247,13 @@ def test_the_test_runner_notices_what_is_wrong() -> None:
             "credential: {kind: bearer, at: [api], placeholder: {env: X, shape: x}}\noperations:\n",
             "5:",
             "shape",
+        ),
+        (
+            "operations:\n",
+            "credential: {kind: bearer, template: 'T {value}', at: [api], placeholder: {env: X, shape: 'x{24}'}}\n"
+            "operations:\n",
+            "5:",
+            "template",
         ),
     ],
 )

@@ -538,6 +538,12 @@ def test_header_and_query_slots() -> None:
     assert reason(decide(rules, line, ("x-api-key", "mine"))) == "client-authority"
     assert reason(decide(rules, line, ("x-api-key", PLACEHOLDER), ("x-api-key", PLACEHOLDER))) == "client-authority"
     assert reason(decide(rules, line, ("authorization", f"Bearer {PLACEHOLDER}"))) == "placeholder-misuse"
+    bot = credential(kind="header", slot=Slot(where="header", name="authorization", template="Token token={value}"))
+    rules = policy(allow("read", READ, credential=CredentialRef("key")), credentials=[bot])
+    assert permit(decide(rules, line, ("authorization", f"Token token={PLACEHOLDER}")))
+    assert permit(decide(rules, line, ("authorization", f"Bearer {PLACEHOLDER}")))
+    assert reason(decide(rules, line, ("authorization", "Token token=mine"))) == "client-authority"
+    assert reason(decide(rules, line, ("authorization", f"Token token=mine,{PLACEHOLDER}"))) == "client-authority"
     query = credential(kind="query", slot=Slot(where="query", name="key"))
     rules = policy(
         allow("read", replace(READ, query={"key": None}), credential=CredentialRef("key")), credentials=[query]
