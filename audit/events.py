@@ -338,6 +338,9 @@ EVENTS: Final[Mapping[str, EventSpec]] = {
     "process.lost": _event("XO003E", "a process ended without saying so", _PROCESS, _NOTHING, _VAULT | _SELF),
     "selfcheck.passed": _event("XO005I", "what must not pass does not", _PROCESS | {"count"}, _NOTHING, _FACE),
     "selfcheck.failed": _event("XO006E", "something passed that must not", _PROCESS, _NOTHING, _FACE),
+    "selfcheck.refused": _event(
+        "XO007I", "a hand-off of a worker's self-check was refused, as it must be", _REQUEST, _NOTHING, _BROKER
+    ),
     "clock.jumped": _event("XO004W", "wall time moved against the boot clock", frozenset({"jump_ms"}), _NOTHING, _ANY),
     "log.opened": _event("XL001I", "a segment was opened", _LOG, _NOTHING, _SELF),
     "log.sealed": _event("XL002I", "a segment was closed", _LOG, _NOTHING, _SELF),

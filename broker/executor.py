@@ -60,8 +60,11 @@ from rules.placeholders import public_prefix
 from rules.policy import CredentialDef, DestinationDef, Policy
 from rules.service import head_arguments
 from wire.control import Cut, Done, Echo, Opened, OpenRefused
-from wire.frames import WireError
+from wire.frames import Frame, WireError
 from wire.handoff import (
+    SELF_CHECK,
+    SELF_CHECK_SEAL,
+    SELF_CHECK_TENANT,
     AnswerAbort,
     Continue,
     FrameType,
@@ -214,6 +217,8 @@ class Executor:
     ) -> Refusal | AnswerAbort | None:
         """Steps 2 to 11. Returns the last word to the worker, None where the answer ended well."""
         record: Fields = {"request_id": statement.request_id, "lane": "executor"}
+        if statement.sandbox == SELF_CHECK:
+            return await self._probed(sealed, record)
         snapshot, sandbox = self._known(statement, record)  # 2
         policy = snapshot.policy
         call.tenant, call.sandbox, call.digest = sandbox.tenant, sandbox.id, policy.digest
@@ -254,6 +259,7 @@ class Executor:
     async def _statement(self, frames: FrameStream) -> tuple[Statement, bytes]:
         """1: the sealed statement, verified and fresh."""
         frames.stream.read_timeout = STATEMENT_SECONDS
+        frame: Frame | None = None
         try:
             frame = await frames.receive()
             frames.stream.read_timeout = None
@@ -269,7 +275,10 @@ class Executor:
             if statement.worker != worker:
                 raise WireError("the statement names two workers")
         except WireError:
-            raise _Refused(Refusal(reason="internal-error"), {"error": "statement-forged"}) from None
+            forgery: Fields = {"error": "statement-forged"}
+            if frame is not None and frame.payload.startswith(SELF_CHECK_SEAL):
+                forgery |= {"tenant": SELF_CHECK_TENANT, "sandbox": SELF_CHECK}
+            raise _Refused(Refusal(reason="internal-error"), forgery) from None
         try:
             check_fresh(statement, self._clock.wall())
         except WireError:
@@ -288,6 +297,17 @@ class Executor:
             raise _Refused(Refusal(reason="sandbox-ended"), record)
         record |= who(sandbox) | {"policy": snapshot.policy.digest}
         return snapshot, sandbox
+
+    async def _probed(self, sealed: bytes, record: Fields) -> Refusal | AnswerAbort:
+        """A worker's self-check: the vault is asked as for any other, and must say no."""
+        try:
+            answer = await self._vault.open(sealed, None)
+        except VaultUnavailable:
+            raise _Refused(Refusal(reason="broker-unavailable"), record) from None
+        if isinstance(answer, OpenRefused):
+            raise _Refused(_refusal(answer), recorded=True)
+        self._vault.done(Done(id=answer.id, sent=False))
+        return AnswerAbort(reason="internal-error")
 
     async def _judged_body(
         self,
@@ -555,8 +575,9 @@ class Executor:
         refusal = refused.refusal
         if not refused.recorded:
             fields: Fields = {"decision": "deny", **refused.record, "reason": refusal.reason}
+            name = "selfcheck.refused" if fields.get("sandbox") == SELF_CHECK else "broker.refused"
             try:
-                await self._journal.append(Event("broker.refused", fields))
+                await self._journal.append(Event(name, fields))
             except AuditUnavailable:
                 return Refusal(reason="audit-unavailable")
         return refusal

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +44,7 @@ from wire.handoff import (
     Upgraded,
     body_frame,
     decode_answer,
+    forged,
     seal,
     statement_frame,
 )
@@ -153,6 +154,15 @@ class SocketBrokerLink:
         self._worker, self._key = "", b""
 
     async def open(self, request: HandoffRequest, judged_body: bytes | None = None) -> HandoffExchange:
+        return await self._open(request, judged_body, lambda statement: seal(statement, self._key))
+
+    async def open_forged(self, request: HandoffRequest) -> HandoffExchange:
+        """As `open` without a body, under a seal that is none: for the self-check."""
+        return await self._open(request, None, forged)
+
+    async def _open(
+        self, request: HandoffRequest, judged_body: bytes | None, sealed: Callable[[Statement], bytes]
+    ) -> HandoffExchange:
         if not self._key:
             raise BrokerUnavailable("no key for hand-offs yet")
         if (judged_body is not None) != request.body.judges:
@@ -170,7 +180,7 @@ class SocketBrokerLink:
         frames = FrameStream(stream)
         exchange = _SocketExchange(frames)
         try:
-            frames.send(statement_frame(self._sealed(request)))
+            frames.send(statement_frame(sealed(self._statement(request))))
             if judged_body is not None:
                 for start in range(0, len(judged_body), DATA_CHUNK):
                     frames.send(body_frame(judged_body[start : start + DATA_CHUNK]))
@@ -185,8 +195,8 @@ class SocketBrokerLink:
             raise
         return exchange
 
-    def _sealed(self, request: HandoffRequest) -> bytes:
-        statement = Statement(
+    def _statement(self, request: HandoffRequest) -> Statement:
+        return Statement(
             worker=self._worker,
             nonce=self._random(NONCE_BYTES),
             issued_at=self._clock.wall(),
@@ -209,7 +219,6 @@ class SocketBrokerLink:
             arguments=request.arguments,
             credential=request.credential,
         )
-        return seal(statement, self._key)
 
     async def _pass_on(self, theirs: socket.socket) -> None:
         """Give the socket to the next executor that takes it; one that is gone is not asked again."""

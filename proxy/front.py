@@ -123,7 +123,7 @@ class FrontDoor:
         self._pace = pace
         self._live = live
         self._table = table
-        self._names = names
+        self.names = names
         self._turns = turns
         self._http_limits = http_limits
         self._on_fault = on_fault
@@ -264,7 +264,7 @@ class FrontDoor:
         stream.share = self._turns.share((sandbox.tenant, sandbox.id))
         address, port = wanted if wanted is not None else ("", 0)
         seen = Seen(lane="captured", connect_host=f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
-        host = self._names.host_of(sandbox.id, address)
+        host = self.names.host_of(sandbox.id, address)
         if host is None:
             detail = "a captured connection to an address that no looked-up name has"
             await self._refuse_connection(channel, found, "address-literal-refused", seen, detail=detail)

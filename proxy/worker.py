@@ -33,7 +33,7 @@ from net.addresses import AddressTable
 from net.answering import StreamAnswers, answer_datagrams
 from net.aside import share_the_interpreter
 from net.capture import mark_of, original_destination
-from net.contexts import ClientContexts, ServerContexts
+from net.contexts import ClientContexts, ServerContexts, client_context
 from net.dial import Dialer, SocketDialer
 from net.fdchannel import ChannelBroken, FdChannel
 from net.framing import FrameStream
@@ -41,7 +41,7 @@ from net.pool import Pool, PoolKey
 from net.process import BootError, complain, harden, quiet_hooks, read_boot
 from net.resolve import Lookups, Resolver, SystemResolver
 from net.stream import DEFAULT_LIMITS, SocketStream, open_socket_stream, serve_streams
-from net.trust import TrustUnusable, system_bundle_pem
+from net.trust import TrustKey, TrustUnusable, system_bundle_pem
 from net.turns import Turns
 from net.upstream import UpstreamProxy
 from proxy.brokerlink import BrokerLink, SocketBrokerLink
@@ -59,7 +59,16 @@ from proxy.liveset import Live
 from proxy.ports import Channel, Clock, DirectoryUnavailable, LiveKey, RandomBytes, Snapshot
 from proxy.probed import answer_probe
 from proxy.recent import RecentRefusals
-from proxy.selfcheck import CHECK_SECONDS, Bench, Failed, MakeFront, Unfinished, self_check
+from proxy.selfcheck import (
+    CHECK_SECONDS,
+    Bench,
+    Failed,
+    MakeFront,
+    OwnTls,
+    Unfinished,
+    check_broker,
+    self_check,
+)
 from proxy.stubdns import StubNames, answerer
 from proxy.vaultchannel import VaultChannel
 from rules.decide import decide_tunnel
@@ -75,6 +84,7 @@ PROCESS: Final = "worker"
 REFUSAL_CONTEXTS: Final = 100
 """Contexts of refusal leaves: a small cache of their own (RULINGS 5.6)."""
 WATCH_SECONDS: Final = 0.25
+PROBE_CONTEXTS: Final = 4
 SETTLE_SECONDS: Final = 1.0
 EXIT_UNSOUND: Final = 3
 """Exit code of a worker whose self-check failed."""
@@ -324,6 +334,9 @@ class Worker:
             ),
             turns=turns,
         )
+        # Leaves of its own: a name of the self-check takes no place among those in use.
+        leaves = ServerContexts(leaf_key, vault.chain, now=self._clock.wall, capacity=PROBE_CONTEXTS)
+        self._own_tls = OwnTls(leaves=leaves, trust=client_context(TrustKey(ca_pem=boot.ca_pem)))
         texts = HelpTexts(ca_pem=boot.ca_pem, bundle_pem=_bundle(boot.ca_pem), environment=boot.environment)
         self._room = Room(ports, directory, texts, workers=boot.workers, on_frozen=self._tell_frozen, on_fault=_fault)
         loop = asyncio.get_running_loop()
@@ -366,7 +379,9 @@ class Worker:
 
     async def _check(self, in_force: Snapshot | None) -> None:
         try:
-            count = await self_check(self._probed, self._clock, in_force)
+            count = await self_check(self._probed, self._clock, in_force, self._own_tls if in_force else None)
+            if in_force is not None and (self._boot.executor_fds or self._boot.executor_path):
+                count += await check_broker(self._link, in_force.policy.digest)
         except Unfinished as error:
             complain(PROCESS, f"the self-check did not finish ({error}); it will be tried again")
             return
@@ -396,7 +411,7 @@ class Worker:
             broker=bench,
             dialer=bench,
             leaves=bench,
-            refusal_leaves=bench,
+            refusal_leaves=Bench(),
         )
         return Room(ports, directory, HelpTexts(ca_pem="", bundle_pem="", environment={})).front
 

@@ -209,6 +209,18 @@ def facts_of(statement: Statement, body: bytes | BodyAttested | None = None) -> 
     )
 
 
+SELF_CHECK_TENANT = "exeat"
+SELF_CHECK = "self-check"
+"""The sandbox of a worker's self-check. No sandbox has this id, so nothing is ever opened for it."""
+SELF_CHECK_SEAL = hashlib.sha256(b"exeat self-check: no seal").digest()[:MAC_BYTES]
+"""Stands where the MAC should, in the self-check's forged statement: refused like any other, and known on record."""
+
+
+def forged(statement: Statement) -> bytes:
+    """`statement` under a seal that is none, for the self-check: whoever takes it checks no seals."""
+    return SELF_CHECK_SEAL + _encode(statement)
+
+
 def seal(statement: Statement, key: bytes) -> bytes:
     """Return MAC and encoded statement, ready to be the payload of a STATEMENT frame. Raises WireError over bounds."""
     encoded = _encode(statement)

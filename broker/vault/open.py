@@ -45,7 +45,7 @@ from rules.names import CredentialRef, RequestId
 from rules.policy import CredentialDef
 from state.records import SandboxRecord
 from wire.frames import WireError
-from wire.handoff import Statement, check_fresh, claimed_worker, facts_of, open_sealed
+from wire.handoff import SELF_CHECK, SELF_CHECK_TENANT, Statement, check_fresh, claimed_worker, facts_of, open_sealed
 
 __all__ = ["Answer", "HandoffOpener", "Material", "Opened", "Opener", "Refused", "TicketBook"]
 
@@ -124,6 +124,8 @@ class Opener:
         statement = self._unseal(sealed)
         request = statement.request_id
         record: Fields = {"request_id": request}
+        if statement.sandbox == SELF_CHECK:  # a worker's own; nobody is in the table under this id
+            record |= {"tenant": SELF_CHECK_TENANT, "sandbox": SELF_CHECK}
         # 2 fresh
         now = self._clock.wall()
         try:
@@ -334,7 +336,8 @@ class Opener:
         if refusal.refused.request_id:
             fields["request_id"] = refusal.refused.request_id
         try:
-            await self._journal.append(Event(refusal.event, fields))
+            name = "selfcheck.refused" if fields.get("sandbox") == SELF_CHECK else refusal.event
+            await self._journal.append(Event(name, fields))
         except AuditUnavailable:
             return Refused(request_id=refusal.refused.request_id, reason="audit-unavailable")
         except Exception as error:

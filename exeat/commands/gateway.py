@@ -121,6 +121,7 @@ def _told(answer: Mapping[str, Any]) -> dict[str, Any]:
         "roles": policy["roles"],
         "sandboxes": answer["sandboxes"],
     }
+    told["self-check"] = _last_check(answer)
     if policy["rejected"]:
         told["rejected"] = [
             f"the files do not load and the policy above stays: {policy['rejected']['detail']}",
@@ -135,3 +136,13 @@ def _told(answer: Mapping[str, Any]) -> dict[str, Any]:
     if answer["shared_uid"]:
         told["separation"] = "none: all processes run as one user (--danger-shared-uid)"
     return told
+
+
+def _last_check(answer: Mapping[str, Any]) -> str:
+    """When what must not pass was last tried, and what came of it: of the worker that tried longest ago."""
+    checks = [member["self_check"] for member in answer["processes"] if "self_check" in member]
+    if not checks:
+        return "none yet"
+    if not all(check["passed"] for check in checks):
+        return "FAILED: something passed that must not; that worker refuses everything (selfcheck.failed in the log)"
+    return time.strftime("passed at %Y-%m-%d %H:%M:%S UTC", time.gmtime(min(check["at"] for check in checks)))
