@@ -114,7 +114,7 @@ SPECS: Final[Mapping[str, FieldSpec]] = {
     # The attempt.
     "request_id": _field(_P, str, "request id shared by all records of one request"),
     "connection_id": _field(_P, str, "connection the request came on"),
-    "lane": _field(_P, str, "http1, tunnel, mitm, executor, help"),
+    "lane": _field(_P, str, "http1, tunnel, mitm, executor, help, explicit"),
     "channel": _field(_P, str, "listener the connection came in by"),
     "protocol": _field(_P, str, "protocol towards the sandbox"),
     "method": _field(_P, str, "method"),

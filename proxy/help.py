@@ -6,7 +6,11 @@
     /env.sh           variables for clients    /reasons/<code>   what a reason means
     /doctor.sh        what holds in here
 
-    /doctor           POST: what the doctor found, as a claim (wire/doctor.py)
+    /operations       what may I do, as operations with the schemas of their inputs; /operations/<name> shows one
+
+    POST /doctor               what the doctor found, as a claim (wire/doctor.py)
+    POST /operations/<name>    run one, by the lane (proxy/explicit.py)
+    POST /mcp                  the same as tools (proxy/mcp.py)
 
 Rules (RULINGS 8.2): only on an identified channel, exactly this name, ports 80 and 443; never resolved or dialled;
 GET and HEAD without effects; POST where a page says so, with application/json, no foreign Origin and a bound; another
@@ -21,11 +25,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy import explicit
 from proxy.doctor import DOCTOR
 from proxy.gate import declared_length
 from proxy.identity import Identified, current
 from proxy.ports import Clock, Directory, DirectoryUnavailable, Snapshot
 from proxy.recent import RecentRefusals, RefusalNote
+from rules.explicit import MAX_INPUT, Offer, Stated, Unstated, offers
 from rules.facts import RequestFacts, Sandbox
 from rules.names import OWN_NAME
 from rules.policy import HostPattern, Operation, Rule
@@ -51,9 +57,10 @@ class HelpTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelpRefused:
-    """Not a page: a reason code for the gate to record."""
+    """Not a page: a reason code for the gate to record. `remedy` is a sentence of ours instead of the reason's own."""
 
     reason: str
+    remedy: str = ""
 
 
 def is_help(facts: RequestFacts) -> bool:
@@ -85,46 +92,73 @@ class HelpHost:
 
     def answer(self, who: Identified, facts: RequestFacts) -> Rendered | HelpRefused:
         """The page for one request of an identified sandbox."""
-        if facts.method not in ("GET", "HEAD") or facts.path.segments == ("doctor",):
+        if facts.method not in ("GET", "HEAD") or facts.path.segments in (("doctor",), ("mcp",)):
             return HelpRefused(reason="method-refused")
+        found = self._asker(who)
+        if isinstance(found, HelpRefused):
+            return found
+        page = self._page(facts.path.segments, *found, _wants_json(facts))
+        return page if page is not None else HelpRefused(reason="not-found")
+
+    def offered(self, who: Identified) -> tuple[Offer, ...] | HelpRefused:
+        """The operations that may be stated by an identified sandbox."""
+        found = self._asker(who)
+        return found if isinstance(found, HelpRefused) else offers(found[1].policy, found[0])
+
+    def stated(self, who: Identified, name: str, raw: bytes) -> Stated | HelpRefused:
+        """The request that an input of the operation `name` states; nothing is judged by that."""
+        found = self._asker(who)
+        if isinstance(found, HelpRefused):
+            return found
+        made = explicit.stated(*found, name, raw)
+        if isinstance(made, Unstated):
+            return HelpRefused(reason="not-found" if made.unknown else "input-refused", remedy=made.problem)
+        return made
+
+    def why(self, who: Identified, request_id: str) -> Any:
+        """This sandbox's refusal `request_id` as a JSON value (empty: its newest ones), None where it has none."""
+        box = who.sandbox
+        if not request_id:
+            return [_note(note) for note in self._recent.newest(box.tenant, box.id)]
+        note = self._recent.find(box.tenant, box.id, request_id)
+        return None if note is None else _note(note)
+
+    def _asker(self, who: Identified) -> tuple[Sandbox, Snapshot] | HelpRefused:
         try:
             snapshot = self._directory.snapshot()
         except DirectoryUnavailable:
             return HelpRefused(reason="policy-unavailable")
         registered = current(who, snapshot, self._clock.wall())
-        if registered is None:
-            return HelpRefused(reason="sandbox-ended")
-        page = self._page(facts.path.segments, registered.sandbox, snapshot, _wants_json(facts))
-        return page if page is not None else HelpRefused(reason="not-found")
+        return HelpRefused(reason="sandbox-ended") if registered is None else (registered.sandbox, snapshot)
 
     def takes(self, facts: RequestFacts) -> int | HelpRefused:
         """How many bytes of body a POST may have here; not called for other methods."""
-        if facts.path.segments != ("doctor",):
-            return HelpRefused(reason="method-refused")
-        length = declared_length(facts)
-        if length > MAX_CLAIM_BYTES:
+        match facts.path.segments:
+            case ("doctor",):
+                bound, wrong = MAX_CLAIM_BYTES, "claim-refused"
+            case ("operations", _) | ("mcp",):
+                bound, wrong = MAX_INPUT, "input-refused"
+            case _:
+                return HelpRefused(reason="method-refused")
+        if declared_length(facts) > bound:
             return HelpRefused(reason="body-too-large")
         kinds, origins = facts.header("content-type"), facts.header("origin")
         if [kind.partition(";")[0].strip().lower() for kind in kinds] != ["application/json"]:
-            return HelpRefused(reason="claim-refused")  # a form or a text is what a page elsewhere could send
+            return HelpRefused(reason=wrong)  # a form or a text is what a page elsewhere could send
         if any(origin not in (f"http://{OWN_NAME}", f"https://{OWN_NAME}") for origin in origins):
-            return HelpRefused(reason="claim-refused")
-        return MAX_CLAIM_BYTES
+            return HelpRefused(reason=wrong)
+        return bound
 
     def posted(self, who: Identified, body: bytes) -> Rendered | HelpRefused:
         """Take a claim of an identified sandbox: told to the vault as codes of ours, nothing else."""
-        try:
-            snapshot = self._directory.snapshot()
-        except DirectoryUnavailable:
-            return HelpRefused(reason="policy-unavailable")
-        registered = current(who, snapshot, self._clock.wall())
-        if registered is None:
-            return HelpRefused(reason="sandbox-ended")
+        found = self._asker(who)
+        if isinstance(found, HelpRefused):
+            return found
         try:
             said = parse_claim(body)
         except ClaimInvalid:
             return HelpRefused(reason="claim-refused")
-        box = registered.sandbox
+        box = found[0]
         now, last = self._clock.boot(), self._claims.get((box.tenant, box.id))
         if last is not None and now - last < CLAIM_SECONDS:
             return HelpRefused(reason="limit-reached")
@@ -162,6 +196,11 @@ class HelpHost:
             case ("allowed",):
                 listed = allowed(sandbox, snapshot)
                 return _json(listed) if as_json else _text(_allowed_text(listed))
+            case ("operations",):
+                return _json(explicit.listing(sandbox, snapshot))
+            case ("operations", name):
+                offer = explicit.one(sandbox, snapshot, name)
+                return None if offer is None else _json(offer)
             case ("why",):
                 return _json([_note(note) for note in self._recent.newest(sandbox.tenant, sandbox.id)])
             case ("why", request_id):
@@ -218,6 +257,8 @@ def env_script(environment: Mapping[str, str]) -> str:
 _START = """Exeat lets this sandbox out, for what its policy permits.
 
   http://exeat.internal/allowed           what may I do (add `Accept: application/json` for JSON)
+  http://exeat.internal/operations        the same as operations with inputs: POST an input to /operations/<name>
+  http://exeat.internal/mcp               the same as tools, for clients that speak MCP
   http://exeat.internal/why               my newest refusals; /why/<request id> explains one
   http://exeat.internal/reasons/<code>    what a reason code means
   http://exeat.internal/env.sh            variables that make clients trust the gateway

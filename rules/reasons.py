@@ -215,6 +215,16 @@ _TABLE: tuple[tuple[str, int, str, bool, str, str, str], ...] = (
         "Origin but ours. Whatever it says, it arms no credential.",
     ),
     (
+        "input-refused",
+        400,
+        _DENIED,
+        False,
+        "This input states no operation.",
+        "See http://exeat.internal/operations for what each operation takes.",
+        "A POST to /operations/<name> or /mcp is one JSON document of at most 64 KiB, with Content-Type "
+        "application/json and no Origin but ours. The remedy says which part of the input does not fit the operation's schema.",
+    ),
+    (
         "bad-target",
         400,
         _ERROR,

@@ -25,18 +25,21 @@ from net.dial import DialError, DialTarget
 from net.exchange import AnswerRefused, ClientSide, ExchangeResult, OutgoingRequest, exchange
 from net.http1 import ServerConnection
 from net.pool import Lease, Pool, PoolKey
-from net.stream import Headers, StreamBroken
+from net.stream import ByteStream, Headers, StreamBroken
 from net.trust import TrustKey
 from net.websocket import relay as relay_websocket
 from proxy.answers import answer, refuse_with
+from proxy.explicit import as_request
 from proxy.gate import Forward, Gate, Handoff, NeedsBody, Refuse
 from proxy.help import HelpHost, HelpRefused, is_help
 from proxy.identity import Identified, same_identity
 from proxy.lanes.handoff import BrokerLane
 from proxy.lanes.judged import Judged, Resumed
+from proxy.lanes.tools import Tools
 from proxy.limits import BodyShare, RefusalPace
 from proxy.ports import LiveHandle, LiveKey, LiveSet
 from proxy.records import Outcome, Seen
+from rules.explicit import Stated
 from rules.facts import FactsRefused, RequestFacts, TunnelFacts
 from rules.names import OWN_NAME, Host, Scheme
 from rules.reasons import reason
@@ -61,6 +64,7 @@ _ANSWER_DROPPED: Final = frozenset({b"alt-svc", b"proxy-connection"})
 _ANSWER_DROPPED_PREFIXES: Final = (b"proxy-", b"exeat-")
 
 
+_EXPLICIT: Final = Seen(lane="explicit")
 _FAULT: Final = Outcome(error="internal-error")
 """What became of a passage whose lane raised before it could say so; a second `done` changes nothing."""
 
@@ -96,6 +100,7 @@ class Http1Lane:
         self._broker = broker
         self._live = live
         self._help = help_host
+        self._tools = Tools(help_host=help_host, serve=self._serve_inside)
         self._pace = pace
         self._collect_seconds = collect_seconds
         self.draining = False
@@ -109,6 +114,11 @@ class Http1Lane:
             if head is None or not await self.one(visit, head) or self.draining:
                 break
         await connection.close()
+
+    async def _serve_inside(self, who: Identified, stream: ByteStream) -> None:
+        """Requests of `who` to the help host over a stream of our own."""
+        tunnel = TunnelFacts(host=Host(OWN_NAME), port=80)
+        await self.serve(Visit(who=who, connection=ServerConnection(stream), scheme="http", tunnel=tunnel))
 
     async def refuse_one(self, visit: Visit, code: str) -> None:
         """Read one request, refuse it with `code`, and end the connection."""
@@ -183,11 +193,35 @@ class Http1Lane:
 
     async def _answer_help(self, visit: Visit, facts: RequestFacts) -> bool:
         page = await self._posted(visit, facts) if facts.method == "POST" else self._help.answer(visit.who, facts)
-        if isinstance(page, HelpRefused):
-            return await self._tell(visit, await self._gate.refuse(page.reason, who=visit.who, facts=facts))
-        return await answer(visit.connection, page)
+        match page:
+            case HelpRefused():
+                refuse = await self._gate.refuse(page.reason, who=visit.who, facts=facts)
+                return await self._tell(visit, replace(refuse, remedy=page.remedy))
+            case Stated():
+                return await self._explicit(visit, page)
+            case Rendered():
+                return await answer(visit.connection, page)
+            case _:
+                assert_never(page)
 
-    async def _posted(self, visit: Visit, facts: RequestFacts) -> Rendered | HelpRefused:
+    async def _explicit(self, visit: Visit, made: Stated) -> bool:
+        """Judge and carry out the request that an input stated, as if this connection had sent it."""
+        head, facts = as_request(made)
+        visit = replace(
+            visit, scheme=made.scheme, tunnel=TunnelFacts(host=made.host, port=made.port), sni=None, seen=_EXPLICIT
+        )
+        verdict = await self._gate.head(visit.who, facts, visit.seen)
+        if isinstance(verdict, NeedsBody):
+            body = made.body or b""
+            if len(body) > verdict.bound:
+                verdict = await self._gate.refuse_waiting(verdict, "body-not-judged")
+            else:
+                verdict = await self._gate.body(verdict, body)
+        # Who asks like this reads our own form of a refusal, not the service's.
+        judged = None if made.body is None else Judged(data=made.body)
+        return await self._carry_out(visit, head, replace(verdict, native="problem"), judged)
+
+    async def _posted(self, visit: Visit, facts: RequestFacts) -> Rendered | Stated | HelpRefused:
         """A POST to the help host: its head is judged before a byte of its body is asked for."""
         bound = self._help.takes(facts)
         if isinstance(bound, HelpRefused):
@@ -205,7 +239,13 @@ class Http1Lane:
         except (TimeoutError, StreamBroken):
             connection.must_close = True
             return HelpRefused(reason="client-timeout")
-        return self._help.posted(visit.who, bytes(collected))
+        match facts.path.segments:
+            case ("operations", name):
+                return self._help.stated(visit.who, name, bytes(collected))
+            case ("mcp",):
+                return await self._tools.answer(visit.who, facts, bytes(collected))
+            case _:
+                return self._help.posted(visit.who, bytes(collected))
 
     # --- a body that is judged ---
 
