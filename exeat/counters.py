@@ -9,6 +9,7 @@ Format: linux/netfilter/nfnetlink.h and nf_tables.h (NFT_MSG_GETOBJ), netlink(7)
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -34,6 +35,10 @@ _COUNTER: Final = 1
 
 def read_counters(sock: socket.socket, table: str) -> dict[str, int]:
     """Return packets by counter name of the inet table `table`. Blocks for up to SECONDS. Raises OSError."""
+    sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while sock.recv(1 << 16):  # what an earlier call gave up waiting for
+            pass
     sock.settimeout(SECONDS)
     header = struct.pack("=IHHII", 20, _GET_OBJECT, _REQUEST | _DUMP, 1, 0)
     sock.send(header + struct.pack("=BBH", _INET, 0, 0))

@@ -22,6 +22,7 @@ from exeat.counters import read_counters
 from exeat.netfilter import Netfilter, NetfilterError
 
 EVERY_SECONDS: Final = 60.0
+SETTLE_SECONDS: Final = 5.0
 
 Counts = Mapping[str, int]
 """Packets by class: quic, datagrams, pings and the like."""
@@ -86,12 +87,12 @@ class Drops:
         for sandbox, watched in tuple(self._watched.items()):
             await self._tell(sandbox, watched)
 
-    async def settle(self) -> None:
-        """Report once more, end all, and wait for what is on its way."""
+    async def settle(self, seconds: float = SETTLE_SECONDS) -> None:
+        """Report once more, end all, and wait for what is on its way, but not for a vault that does not answer."""
         for sandbox in tuple(self._watched):
             self.end(sandbox)
-        while self._pending:
-            await asyncio.wait(self._pending)
+        if self._pending:
+            await asyncio.wait(self._pending, timeout=seconds)
 
     def _replace(self, sandbox: str, watched: _Watched) -> None:
         if (before := self._watched.pop(sandbox, None)) is not None:

@@ -35,7 +35,7 @@ from typing import Any, NoReturn, get_args
 
 from broker.admin.client import AdminClient, AdminError
 from broker.admin.peers import peer_of, refuse
-from exeat.drops import Drops
+from exeat.drops import SETTLE_SECONDS, Drops
 from exeat.launch import (
     BoundaryUnavailable,
     ListenerKind,
@@ -164,7 +164,7 @@ class Supervisor:
         self._stopping = False
         self._restarts: list[float] = []
         self._adapter_starts: list[float] = []
-        self._drops = Drops(AdminClient(settings.admin_socket).count_drops)
+        self._drops = Drops(AdminClient(settings.admin_socket, timeout=SETTLE_SECONDS).count_drops)
         self._counting: asyncio.Task[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 from collections.abc import Iterator, Mapping
 
@@ -172,6 +173,8 @@ def test_counters_of_a_namespace_are_read_from_outside_and_after_everybody_left(
             "other": 0,
         }
         assert read_counters(counters, "other") == {}
+        counters.send(struct.pack("=IHHII", 20, 10 << 8 | 99, 1, 7, 0) + struct.pack("=BBH", 1, 0, 0))
+        assert read_counters(counters, "other") == {}, "an answer to an earlier question is none to this one"
 
 
 def send(family: int, target: tuple[str, int], mark: int) -> None:
