@@ -6,6 +6,7 @@
    Nor may a deny rule name operations there: nobody would see them.
 4. Two rules that can permit the same request name the same credential and the same result (RULINGS 3.1).
 5. The placeholders of one role use different variables.
+6. Only a warning: an allow rule whose every place a deny rule covers whole, because deny wins whatever stands nearer.
 """
 
 from __future__ import annotations
@@ -219,3 +220,34 @@ def _same_request(one: Operation, other: Operation) -> bool:
 
 def _shown(pattern: HostPattern) -> str:
     return pattern.text
+
+
+def warn_of_dead_rules(role: WrittenRole) -> None:
+    """Check 6. A rule is named once, with the deny rule that takes its first place."""
+    whole = [entry.rule for entry in role.rules if entry.rule.action == "deny" and not entry.rule.operations]
+    for entry in role.rules:
+        rule = entry.rule
+        if rule.action != "allow":
+            continue
+        places = [(pattern, op.port) for op in rule.operations for pattern in op.hosts]
+        places += [(pattern, rule.port or 443) for pattern in rule.hosts]
+        taken = [_taker(pattern, port, whole) for pattern, port in places]
+        if taken and taken[0] is not None and None not in taken:
+            entry.node.warn(f"{rule.id} can never apply: {taken[0].id} denies every place of it, and deny wins")
+
+
+def _taker(pattern: HostPattern, port: int, denying: Sequence[Rule]) -> Rule | None:
+    """The deny rule that covers every host of `pattern` at `port`, if one does."""
+    for rule in denying:
+        if rule.port in (None, port) and any(_includes(wide, pattern) for wide in rule.hosts):
+            return rule
+    return None
+
+
+def _includes(wide: HostPattern, narrow: HostPattern) -> bool:
+    """Whether every host that `narrow` matches is matched by `wide`."""
+    if narrow.kind == "exact":
+        return wide.matches(Host(narrow.suffix))
+    if wide == narrow:
+        return True
+    return wide.kind == "many" and (narrow.suffix == wide.suffix or narrow.suffix.endswith("." + wide.suffix))

@@ -27,7 +27,7 @@ from rules.catalogue import (
     parse_service,
     resolve_service,
 )
-from rules.checks import check_ambiguity, check_credentials, check_placeholders, check_places
+from rules.checks import check_ambiguity, check_credentials, check_placeholders, check_places, warn_of_dead_rules
 from rules.compile import DocumentFault, compile_policy
 from rules.credentials_file import SecretBinding, WrittenCredential, read_credentials
 from rules.destinations import read_destinations
@@ -95,6 +95,7 @@ def parse_sources(sources: Sources) -> Parsed:
     for role in roles.values():
         check_places(role, problems)
         check_ambiguity(role, problems)
+        warn_of_dead_rules(role)
     credentials = check_credentials(written, credentials, roles.values(), problems)
     for role in roles.values():
         check_placeholders(role, credentials, problems)

@@ -72,7 +72,7 @@ REFUSED_ANSWERS = [
 async def test_a_forbidden_answer_refuses_the_dial_before_any_connection(
     answers: list[str], offender: str, why: str
 ) -> None:
-    """The offending address is named for the record and nothing was connected."""
+    """The offending address is named for the record and nothing was connected (field case C041)."""
     async with Origin("api.test") as origin:
         fault = await refused(dialer(StaticResolver({"api.test": answers})), target(origin))
         assert fault.reason == "address-refused", why

@@ -299,6 +299,36 @@ def test_warnings_do_not_refuse() -> None:
     assert any("policy decides where ok.test is" in message for message in messages)
 
 
+DEAD = [
+    ("host: a.h.test", '"**.h.test"', True, "an exact host under any depth"),
+    ("host: a.h.test", '"*.h.test"', True, "or one label"),
+    ('host: "*.h.test"', '"**.h.test"', True, "a wildcard under a wider one"),
+    ('host: "**.a.h.test"', '"**.h.test"', True, "of any depth"),
+    ("host: [a.h.test, b.h.test]", '["*.h.test", z.test]', True, "all of several hosts"),
+    ("host: [a.h.test, ok.test]", '"**.h.test"', False, "one of them is left"),
+    ('host: "**.h.test"', '"*.h.test"', False, "deeper names are left"),
+    ("host: h.test", '"**.h.test"', False, "the apex is left"),
+    ("host: a.h.test", "a.h.test, paths: [/admin]", False, "other paths are left"),
+    ("host: a.h.test", "a.h.test, port: 8443", False, "another port is left"),
+]
+
+
+@pytest.mark.parametrize(("allow", "deny", "dead", "why"), DEAD, ids=[row[3] for row in DEAD])
+def test_an_allow_rule_that_can_never_apply_is_warned_of(allow: str, deny: str, dead: bool, why: str) -> None:
+    """Deny wins whatever is nearer, so the warning names both rules (field case C039)."""
+    policy = f"""\
+        version: 1
+        roles:
+          dev:
+            allow:
+              - {{name: r, {allow}, methods: [GET], paths: [/a]}}
+            deny:
+              - {{name: never, host: {deny}}}
+        """
+    found = [str(warning) for warning in parse(policy, None).warnings]
+    assert any("dev/r can never apply: dev/never denies" in text for text in found) is dead, (why, found)
+
+
 def test_an_operators_destination_is_not_changed_by_policy() -> None:
     """What credentials.yaml says of a host stands; the same words in policy are fine."""
     settled = CREDENTIALS + "destinations: {ok.test: {addresses: [10.0.0.0/8], port: 8443}}\n"
