@@ -92,7 +92,7 @@ _REQUEST_KEYS = (
 _NEEDED = ("at", "methods", "paths")
 _EVERY_PATH = ("/", "/**")
 _TEST_KEYS = ("allow", "deny", "operation", "effect", "arguments", "near", "headers", "body", "why")
-_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "LIST")
 
 
 class _Parser:

@@ -192,6 +192,7 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     ),
     "rust-manifest": _shape(r"channel-rust-(?:stable|beta|nightly|[0-9.]{3,10})\.toml(?:\.sha256|\.asc)?"),
     "word": _shape(r"[A-Za-z0-9_-]{1,128}"),
+    "index": _shape(r"[a-z0-9][a-z0-9._+-]{0,254}"),
     "hex": _shape(r"[0-9a-f]{2,128}"),
     "gemini-count": _with_ending(_MODEL, ":countTokens"),
     "gemini-embed": _with_ending(_MODEL, ":embedContent", ":batchEmbedContents"),

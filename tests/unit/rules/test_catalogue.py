@@ -54,6 +54,7 @@ READS_BY_OTHER_METHODS = {
     "google-calendar/calendars.read",
     "huggingface/repository.read",
     "jira/issue.search",
+    "kubernetes/access.review",
     "mcp/session.end",
     "mcp/prompts.read",
     "mcp/resources.read",
@@ -63,11 +64,9 @@ READS_BY_OTHER_METHODS = {
     "msgraph/search",
     "notion/database.read",
     "notion/search",
+    "vault/secret.list",
 }
 """Reads that another method than GET states and no matcher judges, each looked at by someone."""
-
-READS_BY_DELETE = {"mcp/session.end"}
-"""It ends what the client itself began, and nothing else."""
 
 ANY_QUERY = {"huggingface/file.download"}
 """Its redirects carry a parameter that is named for the path. What else takes any query is a mistake."""

@@ -1,0 +1,51 @@
+"""JSON in which some keys must not stand anywhere: query languages whose field names are anybody's own.
+
+A closed schema is better (rules/operations/closed.py) where one can be written. Here what is dangerous has names of its
+own: an Elasticsearch query may run a `script`, or read another `index` by a lookup. Keys are compared without case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rules.arguments import Value
+from rules.facts import RequestFacts
+from rules.operations.media import is_json
+from rules.operations.strict_json import InvalidJson, load
+
+
+def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Mapping[str, Value] | None:
+    """Return {} for a strict JSON object without the keys that `refuse` lists, or for no body; else None."""
+    if not body:
+        return {}
+    if not is_json(facts):
+        return None
+    try:
+        value = load(body, depth=40, nodes=50_000)
+    except InvalidJson:
+        return None
+    refused = {str(key).lower() for key in params["refuse"]}
+    return {} if isinstance(value, dict) and not _holds(value, refused) else None
+
+
+def check(params: Mapping[str, Any]) -> None:
+    """Raise ValueError with a fixed sentence unless `params` are well formed. Called when policy is loaded."""
+    refused = params.get("refuse")
+    if params.keys() != {"refuse"} or not isinstance(refused, list | tuple) or not refused:
+        raise ValueError("refuse lists the keys that must not stand anywhere")
+    if not all(isinstance(key, str) and key for key in refused):
+        raise ValueError("refuse lists the keys that must not stand anywhere")
+
+
+def _holds(value: Any, refused: set[str]) -> bool:
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            if any(key.lower() in refused for key in item):
+                return True
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+    return False
