@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hmac
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final
@@ -33,7 +34,7 @@ from audit.journal import AuditUnavailable, Journal
 from broker.credentials import apply, inject
 from broker.errors import BrokerError
 from broker.handoffside import HandoffSide
-from broker.headers import request_headers
+from broker.headers import request_headers, spelled
 from broker.scrub import Guarded, Patterns, ScrubError
 from broker.shaping import RESULT_SECONDS, Shaping, from_origin
 from broker.vault.clock import Clock
@@ -87,6 +88,8 @@ THREAD_BODY_BYTES: Final = 2 * 1024
 THREAD_SECRET_BYTES: Final = 1024
 """Larger scrub sets are compiled in a thread: they cost milliseconds."""
 DECIDE_SECONDS: Final = 5.0
+REJUDGING_SECONDS: Final = 1.0
+"""For all calls together when the policy changed: what then remains is cut, well within the 2 s of RULINGS 9.5."""
 RUNNING_OF_ONE: Final = 128
 """Calls of one sandbox at a time: a quarter of what an executor runs (broker/executor_process.py)."""
 REUSED_METHODS: Final = frozenset({"GET", "HEAD"})
@@ -112,6 +115,8 @@ class _Call:
     sandbox: str = ""
     credential: str = ""
     digest: str = ""
+    still: Callable[[Policy, Sandbox], Awaitable[bool]] | None = None
+    """Whether another policy permits the same call in the same way; None until it was permitted."""
     cut_reason: str = ""
     so_far: Callable[[], _Ended] | None = None
     """What an upgraded call did until now, for the outcome of one that is cut."""
@@ -168,15 +173,42 @@ class Executor:
 
     async def cut(self, message: Cut) -> int:
         """Close every call and kept connection that `message` matches; returns how many, after they are closed."""
-        matching = [call for call in self._calls if _cuts(message, call)]
+        going_on = await self._going_on(message) if message.kind == "policy" else set()
+        matching = [call for call in self._calls if _cuts(message, call) and call not in going_on]
         reason = "sandbox-ended" if message.kind == "sandbox" else "policy-changing"
         for call in matching:
             call.cut_reason = call.cut_reason or reason
             call.task.cancel()
-        closed = self._pool.cut(lambda key, address: _cuts_connection(message, key))
+        # A call that goes on keeps its connection; one that does not gives its own up as it ends.
+        closed = self._pool.cut(lambda key, address: _cuts_connection(message, key), idle_only=bool(going_on))
         for call in matching:
             await call.over.wait()
         return len(matching) + closed
+
+    async def _going_on(self, message: Cut) -> set[_Call]:
+        """The calls that the new policy permits as they were permitted (I27): an edit elsewhere cuts none of them.
+
+        What was not judged anew in time is not among them.
+        """
+        found: set[_Call] = set()
+        with contextlib.suppress(VaultUnavailable, TimeoutError):
+            policy = self._vault.snapshot().policy
+            if policy.digest != message.subject:
+                return found
+            async with asyncio.timeout(REJUDGING_SECONDS):
+                for call in tuple(self._calls):
+                    if _cuts(message, call) and await self._goes_on(call, policy):
+                        found.add(call)
+        for call in found:
+            call.digest = message.subject
+        return found
+
+    async def _goes_on(self, call: _Call, policy: Policy) -> bool:
+        try:
+            sandbox = self._vault.snapshot().sandboxes[call.tenant, call.sandbox]
+            return call.still is not None and await call.still(policy, sandbox)
+        except Exception:  # whatever goes wrong in judging is a no
+            return False
 
     async def settle(self) -> None:
         """Wait until the outcome records of ended calls are written."""
@@ -235,6 +267,16 @@ class Executor:
         if isinstance(permit, Held):
             raise await self._held(sealed, attested, record)
         call.credential = permit.credential or ""
+
+        async def still(other: Policy, who_now: Sandbox) -> bool:
+            # The call was opened, dialled and is scrubbed by these; a change of any of them ends it.
+            mine, theirs = ((one.credentials, one.destinations, _usable(one, sandbox.role)) for one in (policy, other))
+            if who_now != sandbox or mine != theirs:
+                return False
+            size, now = len(body or b""), self._clock.wall()
+            return permit == await self._aside(sandbox, size, lambda: decide_request(other, sandbox, facts, now), {})
+
+        call.still = still
         opened = await self._open(sealed, attested, permit, policy, record)  # 6
         started = self._clock.boot()
         ended = _Ended(error="internal-error")
@@ -426,6 +468,7 @@ class Executor:
             return _Ended(error="clear-text-refused"), 0
         headers, dropped = request_headers(facts.headers, permit.restrictions, credentialed=definition is not None)
         headers = (("host", permit.destination.authority), *(pair for pair in headers if pair[0] != "host"))
+        ours = frozenset({"host"})
         target = facts.target
         guarded = [Guarded(value=value, public_prefix=_prefix(policy, value)) for value in opened.scrub]
         if definition is not None:  # 7
@@ -435,6 +478,7 @@ class Executor:
             except BrokerError as error:
                 return _Ended(error="credential-unavailable", detail=error.code, dropped=dropped), 0
             target, headers = inject(target, headers, injection)
+            ours |= {name for name, _ in injection.set_headers}
             guarded += _forms(definition, secret, injection.forms)
         try:
             patterns = await self._patterns(share.owner, guarded)
@@ -463,7 +507,7 @@ class Executor:
         request = OutgoingRequest(
             method=facts.method,
             target=target,
-            headers=tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers),
+            headers=spelled(headers, statement.headers, ours),
             framing=_framing(statement),
             body=body if statement.body.kind == "sha256" else None,
             request_limit=permit.restrictions.request_bytes,
@@ -779,6 +823,11 @@ def _refusal(answer: OpenRefused) -> Refusal:
         ticket=answer.ticket,
         retry_after=answer.retry_after,
     )
+
+
+def _usable(policy: Policy, role: str) -> frozenset[str]:
+    """The credentials that a role can use, which the scrub set of its calls follows (RULINGS 7.1)."""
+    return frozenset(str(rule.credential) for rule in policy.roles[role].rules if rule.credential)
 
 
 def _cuts(message: Cut, call: _Call) -> bool:

@@ -29,6 +29,7 @@ from wire.heads import (
     RequestHead,
     ResponseHead,
     UntilClose,
+    announced_trailers,
     strip_answer,
     strip_never_forwarded,
 )
@@ -379,7 +380,10 @@ class _Relay:
             self.upgraded = True
             return
         body = upstream.body(request.response_limit)
-        answer = self.on_response(ResponseHead(head.status, head.reason, "1.1", strip_answer(head.headers)))
+        passing = strip_answer(head.headers)
+        if isinstance(body.framing, Chunked) and self.transform is None and not request.drop_trailers:
+            passing += announced_trailers(head.headers)
+        answer = self.on_response(ResponseHead(head.status, head.reason, "1.1", passing))
         if isinstance(body.framing, NoBody):
             with _client_side():
                 self.head_sent = True
@@ -405,7 +409,7 @@ class _Relay:
         framing: Framing = body.framing
         if body.done:
             self._refuse_leftover()
-            if not isinstance(framing, Length) and not body.trailers:
+            if not isinstance(framing, Length) and not body.trailers and not answer.get("trailer"):
                 framing = Length(size) if size else NO_BODY
         first = gathered[0] if len(gathered) == 1 else b"".join(gathered)
         with _client_side():

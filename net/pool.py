@@ -155,15 +155,17 @@ class Pool:
         """Forget a connection that became another protocol (101). Whoever took its stream must close it and cut it."""
         self._in_use.discard(lease)
 
-    def cut(self, predicate: Callable[[PoolKey, str], bool]) -> int:
+    def cut(self, predicate: Callable[[PoolKey, str], bool], *, idle_only: bool = False) -> int:
         """Abort every connection for which `predicate(key, address)` holds; returns how many.
+
+        `idle_only` spares those in use and being dialled, for a caller that ends or keeps their exchanges itself.
 
         The address of one still being dialled is unknown and given as "". When this returns, no matching connection
         carries another byte.
         """
         idle = [lease for lease in self._idle if predicate(lease.key, lease.address)]
-        in_use = [lease for lease in self._in_use if predicate(lease.key, lease.address)]
-        dialling = [dial for dial, key in self._dialling.items() if predicate(key, "")]
+        in_use = [] if idle_only else [lease for lease in self._in_use if predicate(lease.key, lease.address)]
+        dialling = [] if idle_only else [dial for dial, key in self._dialling.items() if predicate(key, "")]
         for lease in idle:
             self._drop(lease)
         for lease in in_use:

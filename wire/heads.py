@@ -445,6 +445,15 @@ def strip_answer(headers: Headers, *, interim: bool = False) -> Headers:
     return tuple(kept)
 
 
+def announced_trailers(headers: Headers) -> Headers:
+    """The Trailer fields of an answer, for where its trailers pass too (RFC 9110 6.6.2)."""
+    found = tuple((name, value) for name, value in headers if name.lower() == b"trailer")
+    if not found:
+        return ()
+    pairs = tuple((name.lower().decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+    return () if "trailer" in connection_tokens(pairs) else found
+
+
 # --- values to bytes ---
 
 _WRITTEN_HERE = frozenset({"content-length", "transfer-encoding", "connection", "proxy-connection", "keep-alive"})

@@ -24,8 +24,8 @@ from tests.support.entries import (
     tls_through,
 )
 from tests.support.gateway import TestGateway
-from tests.support.origins import Exchange, Origin
-from tests.support.scripts import sse
+from tests.support.origins import Exchange, Origin, head
+from tests.support.scripts import READ, chunk, script, sse
 from tests.support.signals import Gate
 from tests.support.waiting import until
 
@@ -145,7 +145,7 @@ def test_clear_text_in_a_tunnel_is_judged_request_by_request(place: Place, entry
 
 
 def test_a_denied_upload_is_refused_before_its_body(place: Place, entry: Entry, origin: Origin) -> None:
-    """T10: a 20 MB PUT that waits for 100 gets 403 and no 100; the client sent no body; nothing upstream."""
+    """T10, C064: a 20 MB PUT that waits for 100 gets 403 and no 100; the client sent no body; nothing upstream."""
     before = origin.bytes_in
     file = entry.shared / "denied.bin"
     file.write_bytes(bytes(20_000_000))
@@ -183,7 +183,7 @@ def test_a_denied_upload_that_does_not_wait_is_cut(place: Place, entry: Entry, o
 
 
 def test_an_allowed_upload_gets_its_continue_and_arrives_whole(place: Place, entry: Entry, origin: Origin) -> None:
-    """T10: the same PUT on an allowed path is asked to continue, answered 200, and every byte arrives."""
+    """T10, C064: the same PUT on an allowed path is asked to continue, answered 200, and every byte arrives."""
     data = random.Random(10).randbytes(20_000_000)
     file = entry.shared / "allowed.bin"
     file.write_bytes(data)
@@ -212,7 +212,7 @@ BODIES = {
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_body_arrives_byte_for_byte(place: Place, entry: Entry, kind: str) -> None:
-    """T12: a body on a credentialed call keeps its bytes, coding and length; the secret is in its header alone."""
+    """T12, C054: a body on a credentialed call keeps its bytes, coding and one length; the secret is in its header."""
     origin = place.lanes["keyed"]
     data, headers = BODIES[kind]
     file = entry.shared / "body.bin"
@@ -232,7 +232,7 @@ def test_a_body_arrives_byte_for_byte(place: Place, entry: Entry, kind: str) -> 
 
 
 def test_a_chunked_body_arrives_byte_for_byte(place: Place, entry: Entry, origin: Origin) -> None:
-    """T12 without a length: the content is the same and the message has exactly one framing."""
+    """T12, C054 without a length: the content is the same and the message has exactly one framing."""
     data, _ = BODIES["random"]
     file = entry.shared / "chunked.bin"
     file.write_bytes(data)
@@ -245,6 +245,74 @@ def test_a_chunked_body_arrives_byte_for_byte(place: Place, entry: Entry, origin
     assert received.body_sha256 == hashlib.sha256(data).hexdigest()
     assert received.values("transfer-encoding") == ["chunked"]
     assert received.values("content-length") == []
+
+
+# --- heads and trailers ------------------------------------------------------------------------------------------
+
+
+def test_header_names_keep_their_case_and_order(place: Place, entry: Entry) -> None:
+    """C074: what passes reaches an HTTP/1.1 origin as it was written, because old servers compare letters."""
+    origin = place.lanes["plain"]
+    authority = f"plain.test:{origin.port}"
+    lines = ["X-CuStOm: one", "aCCEPT: */*", "x-lower: two", "X-CuStOm: three", 'IF-NONE-MATCH: "four"']
+    with tls_through(entry, authority) as connection:
+        head = "\r\n".join([f"GET /case HTTP/1.1\r\nHost: {authority}", *lines])
+        connection.sendall(f"{head}\r\n\r\n".encode())
+        assert read_answer(connection)[0].startswith(b"HTTP/1.1 200 ")
+    sent = origin.received[-1].raw_head.decode().split("\r\n")
+    assert [line for line in sent if line in lines] == lines
+
+
+def test_an_injected_header_has_the_case_that_its_credential_says(place: Place, entry: Entry) -> None:
+    """C074: the client writes `x-api-KEY`; the origin reads the operator's `X-Api-Key`, once."""
+    origin = place.lanes["keyed"]
+    authority = f"keyed.test:{origin.port}"
+    with tls_through(entry, authority) as connection:
+        key = entry.environment["API_KEY"]
+        connection.sendall(f"GET /case HTTP/1.1\r\nHost: {authority}\r\nx-api-KEY: {key}\r\n\r\n".encode())
+        assert read_answer(connection)[0].startswith(b"HTTP/1.1 200 ")
+    sent = origin.received[-1].raw_head.decode().split("\r\n")
+    assert [line for line in sent if line.lower().startswith("x-api-key")] == [f"X-Api-Key: {SECRET}"]
+
+
+def test_trailers_follow_the_body_they_belong_to(place: Place, entry: Entry) -> None:
+    """C068: announced trailers of a chunked answer arrive after its body; the connection goes on."""
+    origin = place.lanes["plain"]
+    opening = head(200, (("Trailer", "X-Sum"), ("Transfer-Encoding", "chunked")))
+    answer = opening + chunk(b"counted") + b"0\r\nX-Sum: 7\r\n\r\n"
+    origin.on("/trailers", script(READ, answer))
+    authority = f"plain.test:{origin.port}"
+    with tls_through(entry, authority) as connection:
+        asked = f"GET /trailers HTTP/1.1\r\nHost: {authority}\r\nTE: trailers\r\n\r\n"
+        connection.sendall(asked.encode())
+        said = read_head(connection).lower()
+        assert b"transfer-encoding: chunked" in said
+        assert b"trailer: x-sum" in said
+        body = b""
+        while not body.endswith(b"\r\n\r\n"):
+            piece = connection.recv(1)
+            assert piece, body
+            body += piece
+        assert body == b"7\r\ncounted\r\n0\r\nX-Sum: 7\r\n\r\n"
+        connection.sendall(f"GET /after HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode())
+        assert read_answer(connection)[0].startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("upgrade", ["SPDY/3.1", "h2c", "TLS/1.0", "anything"])
+def test_an_upgrade_to_anything_but_websocket_is_refused(
+    place: Place, entry: Entry, origin: Origin, upgrade: str
+) -> None:
+    """C076: what follows a 101 could not be judged, so it is never asked for; nothing upstream, one reason."""
+    before = origin.bytes_in
+    authority = f"{origin.names[0]}:{origin.port}"
+    with tls_through(entry, authority) as connection:
+        connection.sendall(
+            f"GET /exec HTTP/1.1\r\nHost: {authority}\r\nConnection: Upgrade\r\nUpgrade: {upgrade}\r\n\r\n".encode()
+        )
+        said, body = read_answer(connection)
+    assert said.startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 400 ")), said
+    assert b"upgrade-refused" in body
+    assert origin.bytes_in == before
 
 
 # --- T14 ---------------------------------------------------------------------------------------------------------

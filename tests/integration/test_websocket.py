@@ -50,6 +50,7 @@ roles:
       - {name: keyed, host: keyed.test, methods: [GET], paths: [/socket], websocket: true, credential: keyed}
       - {name: keyed.read, host: keyed.test, methods: [GET], paths: [/page], credential: keyed}
       - {name: plain, host: plain.test, methods: [GET], paths: [/socket], websocket: true}
+      - {name: two, host: two.test, methods: [GET], paths: [/socket], websocket: true, protocol: h2}
 """
 
 
@@ -84,6 +85,7 @@ class Place:
 
     keyed: Origin
     plain: Origin
+    two: Origin
     gateway: TestGateway
 
 
@@ -92,15 +94,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with (
         Origin("keyed.test", address="127.0.0.61", handler=socket_echo, keep=8 << 20).run_in_thread() as keyed,
         Origin("plain.test", address="127.0.0.62", handler=socket_echo, keep=8 << 20).run_in_thread() as plain,
+        Origin("two.test", address="127.0.0.63", handler=socket_echo).run_in_thread() as two,
         TestGateway(
             tmp_path_factory.mktemp("websocket"),
             policy=POLICY,
             credentials=CREDENTIALS,
             secrets={"keyed": SECRET},
-            origins=[keyed, plain],
+            origins=[keyed, plain, two],
         ) as gateway,
     ):
-        yield Place(keyed, plain, gateway)
+        yield Place(keyed, plain, two, gateway)
 
 
 @pytest.fixture(scope="module", params=ENTRIES)
@@ -217,6 +220,36 @@ def test_an_ended_sandbox_keeps_no_socket(place: Place, lane: str) -> None:
         client.connection.close()
 
 
+@pytest.mark.parametrize("lane", ["keyed", "plain"])
+def test_a_reload_that_still_permits_it_leaves_a_socket_open(place: Place, entry: Entry, lane: str) -> None:
+    """C078: an edit elsewhere in the policy cuts no conversation."""
+    origin = place.keyed if lane == "keyed" else place.plain
+    client, answer = opened(entry, origin)
+    assert isinstance(answer, AcceptConnection), answer
+    place.gateway.write_policy(POLICY + "      - {name: more, host: plain.test, methods: [GET], paths: [/more]}\n")
+    try:
+        place.gateway.reload()
+        client.send(TextMessage(data="still here"))
+        assert client.message() == "still here"
+    finally:
+        place.gateway.write_policy(POLICY)
+        place.gateway.reload()
+    client.send(TextMessage(data="and now"))
+    assert client.message() == "and now"
+    closed(client)
+
+
+def test_a_socket_opens_beside_http2_on_one_host(place: Place, entry: Entry) -> None:
+    """C076: where rules say h2, a handshake over HTTP/1.1 still gets a connection of its own and flows both ways."""
+    client, answer = opened(entry, place.two)
+    assert isinstance(answer, AcceptConnection), answer
+    request = place.two.received[-1]
+    assert (request.version, request.connection.alpn) == ("HTTP/1.1", "http/1.1")
+    client.send(TextMessage(data="both ways"))
+    assert client.message() == "both ways"
+    closed(client)
+
+
 def test_a_secret_in_a_message_is_masked_at_its_length(place: Place, entry: Entry) -> None:
     """What the origin says of the secret reaches the sandbox as asterisks, and is recorded as an echo."""
     client, _ = opened(entry, place.keyed)
@@ -227,7 +260,7 @@ def test_a_secret_in_a_message_is_masked_at_its_length(place: Place, entry: Entr
 
 
 def test_a_credentialed_socket_carries_everything_unchanged(place: Place, entry: Entry) -> None:
-    """T13: text, fragments, binary, 2 MiB, pings across a silence, close 1000; the secret once, in the handshake."""
+    """T13, C078: text, fragments, binary, 2 MiB, pings across a silence, close 1000; the secret once, at the start."""
     random_bytes = random.Random(13).randbytes
     client, answer = opened(entry, place.keyed)
     request = place.keyed.received[-1]
@@ -271,7 +304,7 @@ def test_a_credentialed_socket_carries_everything_unchanged(place: Place, entry:
 
 
 def test_a_plain_socket_carries_compressed_messages(place: Place, entry: Entry) -> None:
-    """Without a credential nothing in a message is read, so what both ends agreed on passes as it is."""
+    """C078: without a credential nothing in a message is read, so what both ends agreed on passes as it is."""
     client, answer = opened(entry, place.plain)
     assert isinstance(answer, AcceptConnection), answer
     assert [extension.name for extension in answer.extensions] == ["permessage-deflate"]
@@ -281,6 +314,10 @@ def test_a_plain_socket_carries_compressed_messages(place: Place, entry: Entry) 
     client.send(Ping(payload=b"p"))
     assert client.next() == Pong(payload=b"p")
     closed(client)
-    (record,) = until(lambda: place.gateway.records(sandbox=entry.id, event="request.outcome", host="plain.test"))
-    assert int(record["bytes_up"]) > 2 << 20
+
+    def outcome() -> list[dict[str, object]]:
+        found = place.gateway.records(sandbox=entry.id, event="request.outcome", host="plain.test")
+        return [record for record in found if int(record.get("bytes_up") or 0) > 2 << 20]
+
+    (record,) = until(outcome)
     assert record["completed"] is True

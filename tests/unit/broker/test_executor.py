@@ -506,6 +506,61 @@ async def test_a_cut_leaves_other_calls_alone(bench: Bench, message: Cut) -> Non
     assert body_of(await drain(exchange)) == b"done"
 
 
+@pytest.mark.parametrize(
+    ("sentence", "edit", "goes_on"),
+    [
+        ("a rule beside it", {"digest": "n" * 64}, True),
+        ("the rule is gone", {"digest": "n" * 64, "roles": {}}, False),
+        ("its credential is another", {"digest": "n" * 64, "credentials": {}}, False),
+        ("its destination is another", {"digest": "n" * 64, "destinations": {"shop.test": None}}, False),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_new_policy_cuts_what_it_does_not_permit_as_before(
+    bench: Bench, sentence: str, edit: dict[str, object], goes_on: bool
+) -> None:
+    """C078: an edit elsewhere cuts no call in progress; whatever the call was opened by or dialled by, does."""
+    go_on = asyncio.Event()
+
+    async def script(origin: Origin, stream: MemoryStream) -> None:
+        await origin.until(stream, b"\r\n\r\n")
+        await go_on.wait()
+        stream.write(whole(b"done"))
+        await stream.receive()
+
+    bench.origin.script = script
+    exchange = await bench.link.open(bench.request())
+    assert isinstance(await exchange.receive(), Continue)
+    assert bench.vault.current is not None
+    bench.vault.current = replace(bench.vault.current, policy=replace(bench.policy, **edit))  # type: ignore[arg-type]
+    cut = Cut(id=1, kind="policy", subject="n" * 64)
+    await bench.executor.cut(cut)
+    assert bench.executor.running == (1 if goes_on else 0), sentence
+    go_on.set()
+    rest = await drain(exchange)
+    if goes_on:
+        assert body_of(rest) == b"done"
+    else:
+        assert rest == [AnswerAbort(reason="policy-changing")]
+
+
+async def test_a_policy_cut_without_the_snapshot_it_names_cuts_everything(bench: Bench) -> None:
+    """What cannot be judged anew ends: no snapshot, or another one than the cut's."""
+    for current in (None, bench.vault.current):
+        bench.vault.current = bench.vault.current or current
+
+        async def script(origin: Origin, stream: MemoryStream) -> None:
+            await origin.until(stream, b"never")
+
+        bench.origin.script = script
+        exchange = await bench.link.open(bench.request())
+        assert isinstance(await exchange.receive(), Continue)
+        bench.vault.current, kept = current, bench.vault.current
+        await bench.executor.cut(Cut(id=1, kind="policy", subject="n" * 64))
+        assert await drain(exchange) == [AnswerAbort(reason="policy-changing")]
+        bench.vault.current = kept
+
+
 async def test_a_dial_that_fails_is_a_refusal_with_an_outcome(bench: Bench) -> None:
     """The intent was recorded, so the outcome is too."""
     bench.origin.fail = DialError("address-refused", "a special range", "10.0.0.1")

@@ -366,6 +366,26 @@ async def test_answers_are_written_anew(answer, expected):
     assert (await run(Scene(), GET, answer, end=True)).replace(b"Connection: close\r\n", b"") == expected
 
 
+@pytest.mark.parametrize(
+    ("lines", "end", "expected"),
+    [
+        (
+            b"Trailer: X-S\r\n",
+            b"X-S: 1\r\n",
+            b"Trailer: X-S\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX-S: 1\r\n\r\n",
+        ),
+        (b"Trailer: X-S\r\n", b"", b"Trailer: X-S\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"),
+        (b"Connection: trailer\r\nTrailer: X-S\r\n", b"", b"Content-Length: 2\r\n\r\nhi"),
+    ],
+    ids=["announced", "announced and absent", "nominated"],
+)
+async def test_trailers_pass_with_their_announcement(lines, end, expected):
+    """C068: after the body they belong to; a field that Connection nominates stays behind as ever."""
+    answer = b"HTTP/1.1 200 OK\r\n" + lines + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n" + end + b"\r\n"
+    got = await run(Scene(), GET, answer, end=True)
+    assert got == b"HTTP/1.1 200 OK\r\n" + expected
+
+
 async def test_a_head_answer_keeps_its_length():
     """HEAD: the length passes, no body is waited for."""
     got = await run(Scene(), GET.replace(b"GET", b"HEAD"), b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n")

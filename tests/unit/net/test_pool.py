@@ -224,6 +224,17 @@ async def test_a_cut_reaches_idle_used_and_dialled_connections_of_the_sandbox_al
     dialer.go.set()
 
 
+async def test_a_cut_of_idle_ones_leaves_those_in_use(pool: Pool, dialer: MemoryDialer) -> None:
+    """For a caller that judged the exchanges in progress itself."""
+    idle, busy = await pool.acquire(KEY), await pool.acquire(KEY)
+    await exchange(idle, dialer)
+    assert pool.release(idle)
+    assert pool.cut(lambda key, address: True, idle_only=True) == 1
+    assert idle.connection.stream.aborted
+    assert not busy.connection.stream.aborted
+    assert (pool.idle, pool.in_use) == (0, 1)
+
+
 async def test_a_cut_may_choose_by_address(pool: Pool, dialer: MemoryDialer) -> None:
     """An address that became forbidden is cut by its number."""
     first, second = await pool.acquire(KEY), await pool.acquire(KEY)
