@@ -42,9 +42,10 @@ from broker.vault.records import Fields, attempt, who
 from broker.vault.secret import Secret
 from broker.vaultlink import ExecutorSnapshot, Vault, VaultUnavailable
 from broker.websocket import CredentialedSocket, Waiting
-from net.aside import Aside, Busy
+from net.aside import Aside
 from net.dial import DialError, DialTarget
 from net.exchange import ExchangeResult, OutgoingRequest, exchange
+from net.few import Busy, Few
 from net.framing import FrameStream
 from net.pool import Lease, Pool, PoolKey
 from net.process import complain
@@ -92,6 +93,8 @@ REJUDGING_SECONDS: Final = 1.0
 """For all calls together when the policy changed: what then remains is cut, well within the 2 s of RULINGS 9.5."""
 RUNNING_OF_ONE: Final = 128
 """Calls of one sandbox at a time: a quarter of what an executor runs (broker/executor_process.py)."""
+OPENING_OF_ONE: Final = 8
+"""Calls of one sandbox that the vault is asked about at a time: it answers in order, and others wait behind them."""
 REUSED_METHODS: Final = frozenset({"GET", "HEAD"})
 """Only these go over a kept connection: it may be stale, and nothing else may be sent twice (RULINGS 9.7)."""
 
@@ -140,7 +143,8 @@ class Executor:
     ) -> None:
         """`random` gives the masking keys of WebSocket frames."""
         self._turns = turns or Turns()
-        self._judging = judging or Aside("judging")
+        self._judging = judging or Aside("judging", turns=self._turns)
+        self._opening = Few(OPENING_OF_ONE)
         self._vault = vault
         self._pool = pool
         self._journal = journal
@@ -436,10 +440,14 @@ class Executor:
         self, sealed: bytes, attested: BodyAttested | None, permit: Permit, policy: Policy, record: Fields
     ) -> Opened:
         """6: the vault's yes, for exactly what we judged."""
+        sandbox = permit.sandbox
         try:
-            answer = await self._vault.open(sealed, attested)
+            async with self._opening.place((sandbox.tenant, sandbox.id)):
+                answer = await self._vault.open(sealed, attested)
         except VaultUnavailable:
             raise _Refused(Refusal(reason="broker-unavailable"), record) from None
+        except Busy:
+            raise _Refused(Refusal(reason="too-many-requests"), record) from None
         if isinstance(answer, OpenRefused):
             raise _Refused(_refusal(answer), recorded=True)
         ours = (permit.rule, permit.operation, permit.credential or "", policy.digest)

@@ -250,7 +250,8 @@ def bounds() -> tuple[tuple[str, str], ...]:
         ),
         (
             "calls through the broker at a time",
-            f"{executor_process.MAX_RUNNING} per executor, {executor.RUNNING_OF_ONE} of them per sandbox",
+            f"{executor_process.MAX_RUNNING} per executor, {executor.RUNNING_OF_ONE} of them per sandbox, "
+            f"{executor.OPENING_OF_ONE} of these at the vault",
         ),
         ("hand-off statement", f"taken once, within {seconds(LIFE_SECONDS)}"),
         ("what a worker waits for the log", f"{seconds(DEADLINE_S)}, then 503"),

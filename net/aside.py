@@ -13,86 +13,57 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from net.few import Busy, Few, Owner
+from net.turns import LONGEST_PAUSE, Turns
+
+__all__ = ["Aside", "Busy", "share_the_interpreter"]
+
+PAUSE: Final = 3.0
 SWITCH_SECONDS: Final = 0.0005
 """How long a working thread keeps the interpreter while the event loop wants it (Python's own default: 5 ms)."""
-
-type Owner = tuple[str, str]
-"""(tenant, sandbox)."""
-
-
-class Busy(Exception):
-    """Too much of this sandbox's work waits already."""
 
 
 class Aside:
     """One per purpose and process. Used from one event loop."""
 
-    def __init__(self, name: str, *, threads: int = 4, at_once: int = 1, waiting: int = 256) -> None:
-        """`waiting` pieces of one sandbox may wait for a thread; beyond it `run` raises Busy."""
+    def __init__(
+        self, name: str, *, threads: int = 4, at_once: int = 1, waiting: int = 256, turns: Turns | None = None
+    ) -> None:
+        """`waiting` pieces of one sandbox may wait for a thread; beyond it `run` raises Busy.
+
+        `turns`: while another sandbox is at work, a piece is followed by a pause of PAUSE times its length.
+        """
+        self._turns = turns
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._at_once = at_once
-        self._bound = waiting
-        self._running: dict[Owner, int] = {}
-        self._queues: dict[Owner, deque[asyncio.Future[None]]] = {}
+        self._few = Few(at_once, waiting=waiting)
 
     async def run[T](self, owner: Owner, work: Callable[[], T], seconds: float) -> T:
         """What `work` returns or raises. Raises TimeoutError where that takes, with waiting, over `seconds`; Busy."""
         async with asyncio.timeout(seconds):
-            await self._enter(owner)
+            await self._few.enter(owner)
             task = asyncio.get_running_loop().run_in_executor(self._threads, work)
-            task.add_done_callback(lambda done: self._left(owner, done))
+            begun = time.perf_counter()
+            task.add_done_callback(lambda done: self._left(owner, done, time.perf_counter() - begun))
             return await asyncio.shield(task)
 
     @property
     def busy(self) -> int:
         """Sandboxes that have work in the threads."""
-        return len(self._running)
+        return self._few.busy
 
-    async def _enter(self, owner: Owner) -> None:
-        running = self._running.get(owner, 0)
-        if running < self._at_once:
-            self._running[owner] = running + 1
-            return
-        queue = self._queues.setdefault(owner, deque())
-        if len(queue) >= self._bound:
-            raise Busy
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(place)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self._next(owner)  # it was our turn, and we are gone
-            elif place in queue:
-                queue.remove(place)
-            raise
-
-    def _left[T](self, owner: Owner, done: asyncio.Future[T]) -> None:
+    def _left[T](self, owner: Owner, done: asyncio.Future[T], spent: float) -> None:
         if not done.cancelled():
             done.exception()  # taken: whoever asked may have given up
-        self._next(owner)
-
-    def _next(self, owner: Owner) -> None:
-        """Pass the place on to who waits, or give it up."""
-        queue = self._queues.get(owner)
-        while queue:
-            place = queue.popleft()
-            if not place.done():
-                place.set_result(None)
-                break
+        if self._turns is not None and self._turns.beside(owner):
+            # The thread and the event loop take the interpreter from each other: every step of the loop is slower.
+            asyncio.get_running_loop().call_later(min(PAUSE * spent, LONGEST_PAUSE), self._few.leave, owner)
         else:
-            left = self._running.get(owner, 0) - 1
-            if left > 0:
-                self._running[owner] = left
-            else:
-                self._running.pop(owner, None)
-        if not queue:
-            self._queues.pop(owner, None)
+            self._few.leave(owner)
 
 
 def share_the_interpreter() -> None:

@@ -101,6 +101,12 @@ class Turns:
         self._latest_at = now
         return now - self._other_at < CONTEST_SECONDS
 
+    def beside(self, owner: Owner) -> bool:
+        """True if a sandbox other than `owner` is at work."""
+        now = self.clock()
+        other_at = self._other_at if owner == self._latest else self._latest_at
+        return now - other_at < CONTEST_SECONDS
+
     def hogs(self, share: Share, spent: float, now: float) -> bool:
         """Count `spent` seconds of work of `share`; True if nearly all work of late is its own."""
         self._work = self._work * math.exp((self._work_at - now) / LATE_SECONDS) + spent

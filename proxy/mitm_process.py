@@ -10,6 +10,7 @@ a worker drew for one client connection. It has no network: what it can reach ar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -102,6 +103,13 @@ class Adapter:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+def give_way() -> None:
+    """Come after workers, vault and log where processors are short; whatever priority was inherited."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    os.nice(LOWER)
+
+
 def main(argv: list[str] | None = None) -> int:
     """The process."""
     arguments = sys.argv if argv is None else argv
@@ -109,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.disable(logging.CRITICAL)  # mitmproxy's messages quote what clients sent
     try:
         harden()
-        os.nice(LOWER)
+        give_way()
         boot = read_boot(int(arguments[1]), Boot)
     except (BootError, IndexError, ValueError, OSError) as error:
         complain(PROCESS, f"cannot start: {error}" if isinstance(error, BootError) else "cannot start", error)

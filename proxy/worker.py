@@ -31,7 +31,7 @@ from audit.journal import AuditUnavailable, Journal
 from audit.link import AuditorLink
 from net.addresses import AddressTable
 from net.answering import StreamAnswers, answer_datagrams
-from net.aside import share_the_interpreter
+from net.aside import Aside, share_the_interpreter
 from net.capture import mark_of, original_destination
 from net.contexts import ClientContexts, ServerContexts, client_context
 from net.dial import Dialer, SocketDialer
@@ -189,6 +189,7 @@ class Room:
             recent=self.recent,
             table=table,
             pace=pace,
+            judging=Aside("judging", turns=ports.turns),
         )
         help_host = HelpHost(texts=texts, directory=directory, recent=self.recent, clock=ports.clock, claim=ports.claim)
         broker = BrokerLane(gate=self.gate, link=ports.broker, live=self.live)
@@ -196,7 +197,12 @@ class Room:
             gate=self.gate, pool=self.pool, broker=broker, live=self.live, help_host=help_host, pace=pace
         )
         self.mitm_lane = MitmLane(
-            lane=self.lane, random=ports.random, table=table, http_limits=DEFAULT_LIMITS, on_fault=on_fault
+            lane=self.lane,
+            random=ports.random,
+            table=table,
+            turns=ports.turns,
+            http_limits=DEFAULT_LIMITS,
+            on_fault=on_fault,
         )
         self.names = StubNames()
         self.front = FrontDoor(

@@ -14,6 +14,7 @@ import contextlib
 from typing import Final, assert_never
 
 from net.exchange import ClientSide
+from net.few import Busy, Few
 from net.http1 import ServerConnection
 from net.stream import ByteStream, StreamBroken
 from proxy.answers import refuse_with
@@ -49,6 +50,10 @@ VERDICT_SECONDS: Final = 20.0
 """From the statement to Continue or Refusal: the vault decides, asks the secret's source and writes durably."""
 ANSWER_SECONDS: Final = 610.0
 """From Continue, or from one piece of the answer, to the next: a little over the engine's own answer timeout."""
+OPENING_OF_ONE: Final = 8
+"""Hand-offs of one sandbox that have no verdict yet: broker and vault answer in order, and others wait behind them."""
+WAITING_OF_ONE: Final = 256
+"""More of them that wait here; one more is refused `too-many-requests`."""
 
 
 class BrokerLane:
@@ -70,6 +75,7 @@ class BrokerLane:
         self._open_seconds = open_seconds
         self._verdict_seconds = verdict_seconds
         self._answer_seconds = answer_seconds
+        self._opening = Few(OPENING_OF_ONE, waiting=WAITING_OF_ONE)
 
     async def hand_off(
         self, connection: ServerConnection, head: RequestHead, passage: Handoff, judged: Judged | None
@@ -81,11 +87,12 @@ class BrokerLane:
         handle: LiveHandle | None = None
         try:
             handle = self._live.add(_key(passage), run.cut, lambda new: self._gate.still_allowed(passage, new))
-            async with asyncio.timeout(self._open_seconds):
-                exchange = await self._link.open(request_of(head, passage, judged), judged.data if judged else None)
-            run.exchange = exchange
-            async with asyncio.timeout(self._verdict_seconds):
-                verdict = await exchange.receive()
+            async with self._opening.place((passage.sandbox.tenant, passage.sandbox.id)):
+                async with asyncio.timeout(self._open_seconds):
+                    exchange = await self._link.open(request_of(head, passage, judged), judged.data if judged else None)
+                run.exchange = exchange
+                async with asyncio.timeout(self._verdict_seconds):
+                    verdict = await exchange.receive()
             if run.reason:
                 raise HandoffBroken(run.reason)
             error = ""  # from here on the broker has recorded what it decided
@@ -98,6 +105,9 @@ class BrokerLane:
                     return await self._relay(connection, head, passage, exchange, run, judged)
                 case _:
                     return await self._told(connection, passage, _aborted(passage, "broker-unavailable"))
+        except Busy:
+            error = "too-many-requests"
+            return await refuse_with(connection, self._gate.failed(passage, error), close=True)
         except (BrokerUnavailable, HandoffBroken, TimeoutError):
             # Before the verdict: the worker records it. After it: the broker did, with its own outcome.
             reason = run.reason or run.client_failed or "broker-unavailable"

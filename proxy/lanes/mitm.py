@@ -24,6 +24,7 @@ from net.fdchannel import ChannelBroken, FdChannel, socket_pair
 from net.guard import Guard
 from net.http1 import ServerConnection
 from net.stream import ByteStream, Headers, Limits, StreamBroken, open_socket_stream
+from net.turns import Turns
 from proxy.identity import Identified
 from proxy.lanes.http1 import Http1Lane, Visit
 from proxy.limits import LimitTable
@@ -73,12 +74,14 @@ class MitmLane:
         random: RandomBytes,
         table: LimitTable,
         http_limits: Limits,
+        turns: Turns,
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._lane = lane
         self._random = random
         self._table = table
         self._http_limits = http_limits
+        self._turns = turns
         self._on_fault = on_fault
         self._channel: FdChannel | None = None
         self._taking: set[asyncio.Task[None]] = set()
@@ -138,6 +141,7 @@ class MitmLane:
             guest.plain.abort()
             stream.abort()
             return
+        guest.plain.share = self._turns.share(_owner(who))
         self._guests[number] = guest
         try:
             try:
@@ -216,6 +220,7 @@ class MitmLane:
                     sock.close()
                     continue
                 stream = await open_socket_stream(sock)
+                stream.share = self._turns.share(_owner(guest.who))
                 task = asyncio.ensure_future(self._request(guest, stream, crowded=self._crowded(guest)))
                 guest.requests[task] = stream
                 task.add_done_callback(guest.ended)

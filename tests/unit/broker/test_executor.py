@@ -13,8 +13,10 @@ from dataclasses import replace
 import pytest
 
 from broker import executor as executor_module
+from broker.executor import OPENING_OF_ONE
 from net.dial import DialError
 from proxy.brokerlink import HandoffRequest
+from rules.facts import BodyAttested
 from rules.names import CredentialRef
 from rules.placeholders import make
 from tests.support.benches import Bench, Origin, answer, body_of, drain, head_of, whole
@@ -31,6 +33,7 @@ from wire.handoff import (
     Continue,
     Refusal,
     facts_of,
+    open_sealed,
 )
 
 
@@ -427,6 +430,35 @@ async def test_one_sandbox_does_not_take_every_place_of_an_executor(bench: Bench
         await asyncio.sleep(0)
     assert body_of(await bench.ask(bench.request())) == b"ok"
     await held[1].close()
+
+
+async def test_the_vault_is_asked_about_few_calls_of_one_sandbox_at_a_time(bench: Bench) -> None:
+    """While it is slow, a flood of one sandbox waits here; the neighbour's call does not wait behind all of it."""
+    gate = asyncio.Event()
+    open_at_once = bench.vault.open
+    asked: list[str] = []
+
+    async def slow(sealed: bytes, attested: BodyAttested | None) -> Opened | OpenRefused:
+        asked.append(open_sealed(sealed, KEY).sandbox)
+        await gate.wait()
+        return await open_at_once(sealed, attested)
+
+    other = sandbox("sb_two")
+    assert bench.vault.current is not None
+    everyone = {**bench.vault.current.sandboxes, (other.tenant, other.id): other}
+    bench.vault.current = replace(bench.vault.current, sandboxes=everyone)
+    bench.vault.open = slow  # type: ignore[method-assign]
+    flood = [asyncio.ensure_future(bench.ask(bench.request())) for _ in range(3 * OPENING_OF_ONE)]
+    while len(asked) < OPENING_OF_ONE or bench.executor.running < len(flood):
+        await asyncio.sleep(0)
+    neighbour = asyncio.ensure_future(bench.ask(bench.request(sandbox="sb_two")))
+    while "sb_two" not in asked:
+        await asyncio.sleep(0)
+    assert asked.count("sb_one") == OPENING_OF_ONE
+    gate.set()
+    answers = await asyncio.gather(neighbour, *flood)
+    assert len(bench.vault.opened) == len(answers)
+    assert "too-many-requests" not in [item.reason for got in answers for item in got if isinstance(item, Refusal)]
 
 
 async def test_a_worker_that_leaves_cancels_the_call(bench: Bench) -> None:

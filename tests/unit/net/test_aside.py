@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from net.aside import Aside, Busy
+from net.turns import Turns
 
 A = ("default", "sb_a")
 B = ("default", "sb_b")
@@ -93,4 +94,26 @@ async def test_what_the_work_raises_reaches_who_asked() -> None:
 
     with pytest.raises(LookupError):
         await aside.run(A, fails, LONG)
+    assert aside.busy == 0
+
+
+async def test_beside_another_sandbox_a_piece_is_followed_by_a_pause() -> None:
+    """While a neighbour is at work the next piece waits; alone it starts at once."""
+    clock = [100.0]
+    turns = Turns(lambda: clock[0])
+    aside = Aside("test", threads=2, at_once=1, turns=turns)
+    slow = Slow()
+    first = asyncio.ensure_future(aside.run(A, slow, LONG))
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    turns.share(B).wake(waiter)
+    await asyncio.sleep(0.02)
+    slow.go.set()
+    await first
+    assert aside.busy == 1  # the place is not free yet
+    assert await aside.run(A, lambda: "later", LONG) == "later"
+    clock[0] += 10.0
+    while aside.busy:
+        await asyncio.sleep(0)
+    assert await aside.run(A, lambda: "alone", LONG) == "alone"
+    await asyncio.sleep(0)
     assert aside.busy == 0
