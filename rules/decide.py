@@ -37,7 +37,7 @@ from rules.decision import (
 )
 from rules.denials import covers, deny_matches, on_host, reaches
 from rules.facts import RequestFacts, Sandbox, TunnelFacts
-from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, bind_arguments, match_operation
+from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, match_operation, misfit
 from rules.names import OWN_NAME, CredentialRef, Destination, Host
 from rules.placeholders import Found, find_in_head
 from rules.policy import CredentialDef, Effect, Operation, Policy, Role, Rule
@@ -75,6 +75,7 @@ WEBSOCKET_HEADERS = frozenset(
 READ_UPLOAD = 1 << 20
 """Bytes that a read may send where neither rule nor operation says otherwise (RULINGS 4.7)."""
 
+_ARGUMENT = NEARNESS.index("argument")
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}\Z")
 _METHODS_NEVER = frozenset({"TRACE", "TRACK", "CONNECT", "DEBUG", "PRI"})
 # Rails and friends, OData, Google: keys and headers that turn one method into another after it was judged.
@@ -284,6 +285,8 @@ class _Near:
     depth: int
     rule: Rule
     op: Operation
+    argument: str | None = None
+    """The bound argument that does not fit, where that is what differs."""
 
 
 def _ask(
@@ -294,14 +297,16 @@ def _ask(
     candidates: list[_Candidate] = []
     needs: NeedsBody | None = None
     near: _Near | None = None
+    wrong: str | None = None
     for rule in allowing:
         for op in rule.operations:
             match match_operation(op, facts):
                 case Matched(arguments=arguments):
-                    if bind_arguments(rule, sandbox, arguments, unbound=op.unbound):
+                    wrong = misfit(rule, sandbox, arguments, unbound=op.unbound)
+                    if wrong is None:
                         candidates.append(_Candidate(rule=rule, op=op, arguments=arguments))
                         continue
-                    depth = NEARNESS.index("argument")
+                    depth = _ARGUMENT
                 case WantsBody(bound=bound, prefix=prefix):
                     # One that must see the end of the body makes it needed whole.
                     needs = NeedsBody(
@@ -309,9 +314,10 @@ def _ask(
                     )
                     continue
                 case NoMatch(near=name):
+                    wrong = None
                     depth = NEARNESS.index(name) if name in NEARNESS else 0
             if near is None or (-depth, rule.id, op.id) < (-near.depth, near.rule.id, near.op.id):
-                near = _Near(depth=depth, rule=rule, op=op)
+                near = _Near(depth=depth, rule=rule, op=op, argument=wrong if depth == _ARGUMENT else None)
     candidates.sort(key=lambda candidate: candidate.key)
     return candidates, needs, near
 
@@ -321,9 +327,13 @@ def _nothing_matched(role: Role, near: _Near | None) -> Denied:
     if near is None or near.depth < NEARNESS.index("path"):
         return Denied(reason="no-rule", message=role.message)
     name = NEARNESS[near.depth]
-    paths = ", ".join(pattern.template for pattern in near.op.paths[:3])
+    # What a protocol's matcher recognises is told by name: its paths say nothing.
+    stated = " ".join((*near.op.methods, ", ".join(pattern.template for pattern in near.op.paths[:3])))
+    shown = stated if near.op.head is None else _name(near.op)
     differs = "it cannot be judged yet" if name == "later" else f"the {name} differs"
-    remedy = f"Nearest is {near.rule.id}: {' '.join(near.op.methods)} {paths}; {differs}."
+    if near.argument is not None:
+        differs = f"{near.argument} must be {' or '.join(near.rule.bind[near.argument][:6])}"
+    remedy = f"Nearest is {near.rule.id}: {shown}; {differs}."
     reason = "body-not-judged" if name == "body" else "no-rule"
     return Denied(reason=reason, message=role.message, remedy=remedy[:400])
 

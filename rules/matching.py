@@ -241,19 +241,26 @@ def bind_arguments(
     `${sandbox.x}`. An argument that the attempt does not state, or an attribute that the sandbox does not have,
     never fits. Arguments that some operation of the rule marks as `fold` ignore ASCII case.
     """
+    return misfit(rule, sandbox, arguments, unbound=unbound, every=every) is None
+
+
+def misfit(
+    rule: Rule, sandbox: Sandbox, arguments: Mapping[str, Value], *, unbound: tuple[str, ...] = (), every: bool = True
+) -> str | None:
+    """The first argument, by name, for which bind_arguments is False; None where all fit."""
     folded = {name for op in rule.operations for name in op.fold}
-    for name, patterns in rule.bind.items():
+    for name, patterns in sorted(rule.bind.items()):
         value = arguments.get(name)
         if value is None:
             if name in unbound:
                 continue
-            return False
+            return name
         fits = (
             any(_fits(pattern, item, sandbox, fold=name in folded) for pattern in patterns) for item in values_of(value)
         )
         if not (all(fits) if every else any(fits)):
-            return False
-    return True
+            return name
+    return None
 
 
 def pattern_fits(pattern: str, value: str, sandbox: Sandbox) -> bool:

@@ -171,6 +171,7 @@ def test_a_push_of_more_than_the_rule_names_changes_nothing(
     assert pushed.code != 0, pushed
     assert place.refs(which) == before
     assert "Exeat" in pushed.err, pushed
+    assert "must be" in pushed.err or "-o" in words or "--mirror" in words, pushed
     posts = [one for one in place.origin(which).received if one.method == "POST" and "receive-pack" in one.path]
     assert not any(b"refs/heads/main" in one.body or b"latest" in one.body for one in posts)
 

@@ -29,6 +29,7 @@ from rules.matching import (
 from rules.names import Host, RuleId
 from rules.parse import Parsed, PolicyError, Sources, parse_sources
 from rules.policy import BodySpec, HeadSpec, HostPattern, Operation, Policy, Role, Rule
+from tests.support.pushes import NEW, TYPE, ZERO, push
 
 SANDBOX = Sandbox(
     tenant="t", id="sb", epoch=1, role="dev", owner="o", agent="a", task="7", attributes={}, expires_at=2e9
@@ -130,6 +131,22 @@ def test_a_deny_rule_reads_several_values_the_other_way() -> None:
     values = ("refs/heads/agent/x", "refs/heads/main")
     assert not bind_arguments(rule, SANDBOX, {"ref": values})
     assert bind_arguments(rule, SANDBOX, {"ref": values}, every=False)
+
+
+def test_a_near_miss_says_what_the_argument_must_be() -> None:
+    """Expect the patterns of the rule, and the operation's name where its paths say nothing."""
+    binds = "repository: 'o/*', ref: [refs/heads/a, refs/tags/*]"
+    text = f"      - {{service: git, operations: [git.push], with: {{{binds}}}}}\n"
+    compiled = compile_policy(policy(text).document)
+    line = "GET https://git.example/other/r.git/info/refs?service=git-receive-pack"
+    denied = decide_request(compiled, SANDBOX, facts(line), 1e9)
+    assert isinstance(denied, Denied)
+    assert denied.remedy == "Nearest is dev/git: git/git.push; repository must be o/*."
+    pushed = push((ZERO, NEW, "refs/heads/main"))
+    request = facts("POST https://git.example/o/r.git/git-receive-pack", ("content-type", TYPE), body=pushed)
+    denied = decide_request(compiled, SANDBOX, request, 1e9)
+    assert isinstance(denied, Denied)
+    assert denied.remedy == "Nearest is dev/git: git/git.push; ref must be refs/heads/a or refs/tags/*."
 
 
 def test_only_what_an_operation_leaves_open_may_be_missing() -> None:
