@@ -31,7 +31,7 @@ from rules.service import (
     is_plain_prefix,
     put_hosts_in,
 )
-from rules.service_file import CatalogueError, parse_service
+from rules.service_file import CatalogueError, parse_service, parse_without_tests
 
 __all__ = [
     "AUTHORITY_FILE",
@@ -51,6 +51,7 @@ __all__ = [
     "parse_service",
     "read_builtin",
     "resolve_service",
+    "services_with_tests",
 ]
 
 
@@ -98,8 +99,13 @@ def read_builtin() -> dict[str, str]:
 
 
 def builtin_services() -> Mapping[str, ServiceDef]:
-    """The services that come with the package, by name. One is parsed when it is first asked for."""
+    """The services that come with the package, by name, without their tests. Each is parsed when first asked for."""
     return _BUILTIN
+
+
+def services_with_tests() -> Mapping[str, ServiceDef]:
+    """The same with their tests, parsed whole. For whoever runs the tests."""
+    return {name.removesuffix(".yaml"): parse_service(text, name) for name, text in read_builtin().items()}
 
 
 def _split_base(base: str) -> tuple[Scheme, Host, int, str]:
@@ -141,7 +147,7 @@ class _Builtin(Mapping[str, ServiceDef]):
 
     def __getitem__(self, name: str) -> ServiceDef:
         if name not in self._parsed:
-            self._parsed[name] = parse_service(self._texts[name], f"{name}.yaml")
+            self._parsed[name] = parse_without_tests(self._texts[name], f"{name}.yaml")
         return self._parsed[name]
 
     def __contains__(self, name: object) -> bool:

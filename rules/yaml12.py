@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, DocumentStartEvent, NodeEvent, ScalarEvent
+import yaml.composer
+from yaml.events import (
+    AliasEvent,
+    CollectionEndEvent,
+    CollectionStartEvent,
+    DocumentStartEvent,
+    Event,
+    NodeEvent,
+    ScalarEvent,
+)
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 MAX_BYTES = 1 << 20
@@ -80,7 +89,40 @@ def load(text: str, filename: str) -> tuple[dict[str, Any], Marks]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Scanner, parser and composer only: nothing is ever constructed by PyYAML."""
+    """Scanner and parser only: nothing is ever constructed by PyYAML."""
+
+
+class _Composer(yaml.composer.Composer):
+    """Makes nodes of events that were checked before, so that a file is scanned once.
+
+    Tags are not resolved: what a plain scalar means is decided by this module (`_scalar`).
+    """
+
+    def __init__(self, events: list[Event]) -> None:
+        super().__init__()
+        self._events = events
+        self._next = 0
+
+    def check_event(self, *choices: type[Event]) -> bool:
+        if self._next >= len(self._events):
+            return False
+        return not choices or isinstance(self._events[self._next], choices)
+
+    def peek_event(self) -> Event:
+        return self._events[self._next]
+
+    def get_event(self) -> Event:
+        self._next += 1
+        return self._events[self._next - 1]
+
+    def resolve(self, kind: type[Node], value: Any, implicit: Any) -> str:
+        return ""
+
+    def descend_resolver(self, current_node: Node | None, current_index: Any) -> None:
+        return None
+
+    def ascend_resolver(self) -> None:
+        return None
 
 
 # YAML 1.2.2 section 10.3.2, core schema.
@@ -113,8 +155,7 @@ class _Reader:
         if len(self.text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
             raise self._error(Mark(1, 1), "the file is larger than 1 MiB")
         try:
-            self._check_events()
-            node = yaml.compose(self.text, Loader=_Loader)
+            node = _Composer(self._checked_events()).get_single_node()
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             where = Mark(1, 1) if mark is None else Mark(mark.line + 1, mark.column + 1)
@@ -130,10 +171,12 @@ class _Reader:
             raise YamlError(tuple(self.problems))
         return value, Marks(values=self.values, keys=self.keys)
 
-    def _check_events(self) -> None:
+    def _checked_events(self) -> list[Event]:
         """Bound depth and size, and refuse tags, anchors and aliases, before recursion or memory depend on them."""
         depth = nodes = documents = 0
+        events: list[Event] = []
         for event in yaml.parse(self.text, Loader=_Loader):
+            events.append(event)
             start = event.start_mark
             mark = Mark(1, 1) if start is None else Mark(start.line + 1, start.column + 1)
             if isinstance(event, DocumentStartEvent):
@@ -159,6 +202,7 @@ class _Reader:
                     depth += 1
                     if depth > MAX_DEPTH:
                         raise self._error(mark, "the file is nested too deeply")
+        return events
 
     def _value(self, node: Node, path: Path) -> Any:
         self.values[path] = _mark(node)

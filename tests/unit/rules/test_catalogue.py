@@ -23,6 +23,7 @@ from rules.catalogue import (
     parse_service,
     read_builtin,
     resolve_service,
+    services_with_tests,
 )
 from rules.compile import compile_policy
 from rules.document import encode_operation, encode_rule
@@ -35,7 +36,7 @@ from rules.service import head_arguments
 from rules.servicetests import check_service_test, run_service_tests
 from rules.yaml12 import YamlError
 
-SERVICES = builtin_services()
+SERVICES = services_with_tests()
 TESTS = [(service, test) for service in SERVICES.values() for test in service.tests]
 
 CLEAR_TEXT = {"debian", "ubuntu", "ubuntu-ppa"}
@@ -365,6 +366,13 @@ def test_known_auth_slots_are_known_everywhere() -> None:
     assert all(name == name.lower() for name in AUTH_HEADERS | AUTH_QUERY)
     kept = (resources.files("rules") / "services" / AUTHORITY_FILE).read_text("utf-8")
     assert kept == authority_list(SERVICES), "run make docs"
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_the_tests_of_a_file_are_its_end(service: ServiceDef) -> None:
+    """Expect what policy takes, read without the tests, to be the very service that was tested."""
+    assert read_builtin()[f"{service.name}.yaml"].count("\ntests:\n") == 1
+    assert builtin_services()[service.name] == replace(service, tests=())
 
 
 def test_a_policy_parses_only_the_services_that_it_names() -> None:
