@@ -180,7 +180,7 @@ class Try:
 def _tries(plan: dict[str, Any]) -> Iterator[Try]:
     nonce, mark = bytes.fromhex(plan["nonce"]), plan["mark"] if plan["tools"] else 0
     streams = [*STREAMS, *((f"host-address-{n}", address, port) for n, (address, port) in enumerate(plan["hosts"]))]
-    for name, address, port in streams:
+    for name, address, port in streams if plan["streams"] else ():
         yield _try(name, _family(address), socket.SOCK_STREAM, 0, (address, port), nonce, mark)
     for name, address, port in plan["canaries"]:
         yield _try(name, _family(address), socket.SOCK_STREAM, 0, (address, port), nonce, mark)

@@ -5,6 +5,8 @@
     captured       a connection ends at our worker, which proves that it holds the sandbox's channel key; a lookup is
                    answered from the stub's range; every other datagram and ping is turned down by our own kernel
     not captured   everything is turned down by our own kernel: there is nothing but loopback
+    on an interface that the host captures (docs/capture.md): a connection ends at us; a lookup is answered from the
+                   stub's range; whatever else was sent, nobody answers it: the caller has compared the host's rules
     always         the namespace is not this one; it holds the interfaces and rules that we made, and no others; nothing
                    listens for us there: listeners of this machine's loopback and a socket with an abstract name, open
                    while the probe runs, hear nothing
@@ -18,10 +20,12 @@ import contextlib
 import json
 import os
 import secrets
+import selectors
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
 from ipaddress import IPv4Address, IPv4Network
@@ -30,10 +34,11 @@ from typing import Any, Final
 from capture import inside
 from exeat import probe
 from exeat.boundary import CaptureTools
-from exeat.launch import boot_document
+from exeat.launch import ListenerKind, boot_document
 from exeat.principals import PROBE_UID
 from net.interfaces import local_addresses
 from net.stream import NetError
+from wire.dns import answer
 from wire.probe import MARK, NONCE_BYTES, PROOF_BYTES, proof
 
 PROBE_SECONDS: Final = 4.0
@@ -60,6 +65,10 @@ class Namespaces:
     tools: CaptureTools | None
     """Of the capture in it; None where it holds loopback alone."""
     channel_key: bytes
+    hosted: bool = False
+    """Something else made it, and this machine captures the interface that leads to it."""
+    answering: bool = True
+    """Whether a captured connection can be answered with the proof now. If not, none is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +102,7 @@ def _run(plan: Mapping[str, Any], namespaces: Namespaces) -> Mapping[str, Any]:
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-m", "exeat.probe", str(document)],
-            pass_fds=(document, namespaces.net, namespaces.user),
+            pass_fds=(document, *(fd for fd in (namespaces.net, namespaces.user) if fd >= 0)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -111,23 +120,28 @@ def _run(plan: Mapping[str, Any], namespaces: Namespaces) -> Mapping[str, Any]:
 
 def judge(found: Mapping[str, Any], namespaces: Namespaces, nonce: bytes, heard: list[str]) -> Proof:
     """What the result `found` of exeat/probe.py means; `heard` names the canaries that were reached."""
-    host = os.stat("/proc/self/ns/net")
-    captured = namespaces.tools is not None
+    host = os.stat("/proc/thread-self/ns/net")
+    captured = namespaces.tools is not None or namespaces.hosted
     interfaces = {tuple(entry) for entry in found["interfaces"] if entry[0] != "lo"}
     passed = [*heard]
     if found["namespace"] == [host.st_dev, host.st_ino]:
         passed.append("namespace")
-    if interfaces != (_PAIR if captured else set()):
+    if not namespaces.hosted and interfaces != (_PAIR if captured else set()):
         passed.append("interfaces")
     if found["rules"] is not True:
         passed.append("rules")
     unclear: list[str] = []
     tries: Mapping[str, tuple[str, str]] = found["tries"]
-    for name in sorted(_wanted() - tries.keys()):
+    for name in sorted(_wanted(namespaces.answering) - tries.keys()):
         unclear.append(name)
     for name, (outcome, seen) in tries.items():
         way = "host-address" if name.startswith("host-address-") else name
-        state = _state(way, outcome, bytes.fromhex(seen), captured, proof(namespaces.channel_key, nonce))
+        answered, ours = bytes.fromhex(seen), proof(namespaces.channel_key, nonce)
+        state = (
+            _hosted(way, outcome, answered, ours)
+            if namespaces.hosted
+            else _state(way, outcome, answered, captured, ours)
+        )
         if state == "passed":
             passed.append(way)
         elif state == "unclear":
@@ -135,8 +149,9 @@ def judge(found: Mapping[str, Any], namespaces: Namespaces, nonce: bytes, heard:
     return Proof(passed=tuple(dict.fromkeys(passed)), unclear=tuple(dict.fromkeys(unclear)))
 
 
-def _wanted() -> set[str]:
-    return {name for name, *_ in (*probe.STREAMS, *probe.DATAGRAMS, *probe.PINGS)} | {"host-socket"}
+def _wanted(streams: bool) -> set[str]:
+    tried = (*(probe.STREAMS if streams else ()), *probe.DATAGRAMS, *probe.PINGS)
+    return {name for name, *_ in tried} | {"host-socket"}
 
 
 def _state(way: str, outcome: str, seen: bytes, captured: bool, wanted: bytes) -> str:
@@ -153,6 +168,22 @@ def _state(way: str, outcome: str, seen: bytes, captured: bool, wanted: bytes) -
     if compare_digest(seen[:PROOF_BYTES], wanted):
         return "held"
     return "passed" if seen else "unclear"
+
+
+def _hosted(way: str, outcome: str, seen: bytes, wanted: bytes) -> str:
+    """Behind an interface of the host: what leaves the namespace is the host's to drop, and its rules are compared."""
+    if outcome == probe.REFUSED or way.startswith(("host-loopback", "host-socket")):
+        return "held"
+    if way.startswith("dns-udp"):
+        return "unclear" if not seen else "held" if _from_the_stub(seen) else "passed"
+    if way in ("quic", "quic-ipv6"):
+        return "passed" if seen else "held"
+    if way in ("icmp", "icmp-ipv6"):
+        return "held"  # a raw socket hears every ping in its namespace, its own kernel's as well: nothing to read there
+    if compare_digest(seen[:PROOF_BYTES], wanted):
+        return "held"
+    # Nobody took it: dropped or reset on the way, as the rules say for what is not redirected.
+    return "passed" if seen or outcome == probe.CONNECTED else "unclear" if way == "direct" else "held"
 
 
 def _from_the_stub(answer: bytes) -> bool:
@@ -172,6 +203,7 @@ def _plan(namespaces: Namespaces, canaries: _Canaries, nonce: bytes, seconds: fl
         "mark": MARK,
         "nonce": nonce.hex(),
         "hosts": [[address, 22] for address in _own_addresses()],
+        "streams": namespaces.answering,
         "canaries": canaries.places,
         "abstract": canaries.abstract,
         "seconds": seconds,
@@ -185,6 +217,41 @@ def _own_addresses() -> list[str]:
         if not address.is_loopback and not address.is_link_local:
             found.append(str(address))
     return found[:HOST_ADDRESSES]
+
+
+@contextlib.contextmanager
+def answering(listeners: Sequence[tuple[ListenerKind, socket.socket]], channel_key: bytes) -> Iterator[None]:
+    """Play the worker on the sockets of a captured interface while they are still ours: the proof, and the stub."""
+    ended = threading.Event()
+    with selectors.DefaultSelector() as selector:
+        for use, listener in listeners:
+            if use != "proxy":
+                listener.setblocking(False)
+                selector.register(listener, selectors.EVENT_READ, use)
+        thread = threading.Thread(target=_answer, args=(selector, ended, channel_key), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _answer(selector: selectors.BaseSelector, ended: threading.Event, channel_key: bytes) -> None:
+    while not ended.is_set():
+        for key, _ in selector.select(0.1):
+            listener = key.fileobj
+            assert isinstance(listener, socket.socket)
+            with contextlib.suppress(OSError, ValueError):
+                if key.data == "dns-udp":
+                    query, peer = listener.recvfrom(512)
+                    if said := answer(query, lambda _: str(_STUB[1])):
+                        listener.sendto(said, peer)
+                    continue
+                stream, _ = listener.accept()
+                with stream:
+                    stream.settimeout(1.0)
+                    stream.sendall(proof(channel_key, stream.recv(NONCE_BYTES, socket.MSG_WAITALL)))
 
 
 class _Canaries:

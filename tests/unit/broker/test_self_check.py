@@ -55,7 +55,7 @@ async def rig(tmp_path: Path):
 
 
 async def test_the_vault_refuses_the_self_check_whatever_it_presents(rig: Rig) -> None:
-    """Nobody has that id. Under its name no evidence of a real sandbox can be tried unseen: that is on record as such."""
+    """Nobody has that id. Under its name no evidence of a real sandbox can be tried unseen: it is on record as such."""
     worker = await rig.process("worker", "worker-1")
     other = await rig.sandbox()
     for evidence, event in (
