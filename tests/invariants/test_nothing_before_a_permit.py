@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from tests.support.frontdoor import Request, Seen, play
 from tests.support.hello import client_hello, records
 
+pytestmark = pytest.mark.timeout(240)
+"""Thousands of connections: ten seconds where nothing else runs."""
+
 PLAIN = (
     b"GET http://plain.test/v1/a HTTP/1.1\r\nHost: plain.test\r\n\r\n"
     b"POST http://plain.test/v1/b HTTP/1.1\r\nHost: plain.test\r\nContent-Length: 5\r\n\r\nhello"
@@ -105,6 +108,24 @@ async def test_a_tunnel_is_the_same_in_every_split() -> None:
         seen = await play([TUNNEL[:cut], TUNNEL[cut:]])
         seen.check()
         assert (seen.dials, seen.tunnels) == (1, 1), cut
+
+
+async def test_captured_connections_are_the_same_in_every_split() -> None:
+    """There is no CONNECT: clear requests to a captured port, and a hello to a tunnel's, judged alike in any reads."""
+    inside = INSIDE.partition(b"\r\n\r\n")[2]
+    hello = TUNNEL.partition(b"\r\n\r\n")[2]
+    for transcript, place in ((inside, ("plain.test", 80)), (hello, ("raw.test", 443))):
+        whole = await play([transcript], captured=place)
+        assert whole.whole == (REQUESTS[3:] if transcript is inside else [])
+        assert whole.tunnels == (transcript is hello)
+        for cut in range(1, len(transcript)):
+            seen = await play([transcript[:cut], transcript[cut:]], captured=place)
+            seen.check()
+            assert (seen.whole, seen.intents, seen.tunnels) == (whole.whole, whole.intents, whole.tunnels), cut
+            assert seen.dials == 1
+            ended = await play([transcript[:cut]], captured=place)
+            ended.check()
+            assert transcript is inside or ended.dials == 0, cut
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from net.dial import Connected, DialTarget
 from net.stream import StreamBroken
 from proxy.ports import Channel
-from rules.names import SandboxId
+from rules.names import Host, SandboxId
 from tests.support.fakes import registered, sandbox
 from tests.support.journal import MemoryJournal
-from tests.support.rooms import OPENED, House, op, policy, rule, tunnel_rule
+from tests.support.rooms import OPENED, Client, House, op, policy, rule, tunnel_rule
 from tests.support.streams import MemoryStream
 
 KEY = b"k" * 32
@@ -204,10 +204,21 @@ async def _swallow(stream: MemoryStream) -> None:
     await stream.close()
 
 
-async def play(pieces: Iterable[bytes], *, unwritable: bool = False) -> Seen:
+def _caught(house: House, name: str, port: int) -> Client:
+    """A connection that the redirect caught."""
+    house.room.names.admit("sb_own")
+    address = house.room.names.address_of("sb_own", Host(name))
+    assert address is not None
+    ours, theirs = MemoryStream.pair()
+    serving = asyncio.ensure_future(house.room.front.serve_captured(theirs, OWN, (address, port)))
+    return Client(ours, serving)
+
+
+async def play(pieces: Iterable[bytes], *, unwritable: bool = False, captured: tuple[str, int] | None = None) -> Seen:
     """Write `pieces` to a new connection, the gateway running in between; end it; say what was seen.
 
-    `unwritable`: no record can be written.
+    `unwritable`: no record can be written. `captured`: no proxy is spoken to, a redirect caught the connection to this
+    (name, port), whose address the stub resolver gave before.
     """
     seen = Seen()
     journal = MemoryJournal()
@@ -215,7 +226,7 @@ async def play(pieces: Iterable[bytes], *, unwritable: bool = False) -> Seen:
     witness = Witness(seen, journal)
     boxes = [registered(sandbox("sb_own"), channel_key=KEY)]
     house = House(RULES, entries=boxes, dialer=witness, journal=journal)  # type: ignore[arg-type]
-    client = house.connect(OWN)
+    client = house.connect(OWN) if captured is None else _caught(house, *captured)
     try:
         async with asyncio.timeout(END_SECONDS):
             for piece in pieces:
