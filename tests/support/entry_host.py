@@ -41,3 +41,4 @@ def behind(gateway: TestGateway) -> Iterator[Inside]:
                 yield Inside(Path(folder), given, name="gateway", id=str(created["id"]))
             finally:
                 process.kill()
+                Path("/run/exeat-capture.lock").unlink(missing_ok=True)

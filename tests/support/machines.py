@@ -9,10 +9,10 @@ Root's. What is in one is root there; no rule and no interface of the real host 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class Machine:
         ip(*inside, "-6", "route", "add", "default", "via", self.host6)
 
 
-@contextmanager
+@contextlib.contextmanager
 def own_network() -> Iterator[None]:
     """This thread, and every process and thread that it starts, in a network namespace of its own."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -88,7 +88,7 @@ def own_network() -> Iterator[None]:
         os.close(before)
 
 
-@contextmanager
+@contextlib.contextmanager
 def machine(number: int) -> Iterator[Machine]:
     name = f"exq{os.getpid()}-{number}"
     low = 4 * number
@@ -101,18 +101,26 @@ def machine(number: int) -> Iterator[Machine]:
         own6=f"fd65:7865:{number}::2",
     )
     resolver = Path("/etc/netns") / name
-    present = resolver.parent.exists()
     ip("netns", "add", name)
     try:
-        resolver.mkdir(parents=True)
+        make_folder(resolver)
         (resolver / "resolv.conf").write_text("nameserver 192.0.2.53\noptions timeout:3 attempts:1\n")
         yield made
     finally:
         ip("netns", "del", name)
         (resolver / "resolv.conf").unlink(missing_ok=True)
         resolver.rmdir()
-        if not present:
+        with contextlib.suppress(OSError):  # another test run has machines too, or the folder is the system's
             resolver.parent.rmdir()
+
+
+def make_folder(path: Path) -> None:
+    """Make `path` and the folder above it, which another test run may take away in between."""
+    for _ in range(20):
+        with contextlib.suppress(FileNotFoundError):
+            path.mkdir(parents=True)
+            return
+    raise FileNotFoundError(path)
 
 
 def capture(gateway: TestGateway, made: Machine) -> dict[str, Any]:
