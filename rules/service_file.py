@@ -61,7 +61,7 @@ def parse_service(text: str, filename: str) -> ServiceDef:
 
 def parse_without_tests(text: str, filename: str) -> ServiceDef:
     """The same for a file of the package, whose tests were run when it was made: they are its end and not read."""
-    value, marks = load(text.partition("\ntests:\n")[0] + "\n", filename)
+    value, marks = load(text.partition("\ntests:\n")[0] + "\n", filename, packaged=True)
     return _Parser(filename, marks, tested=False).service(value)
 
 

@@ -83,13 +83,21 @@ class Marks:
         return self.keys.get(path) or self.value(path)
 
 
-def load(text: str, filename: str) -> tuple[dict[str, Any], Marks]:
-    """Return the mapping in `text` and where its parts stand. Raises YamlError; `filename` is only for messages."""
-    return _Reader(text, filename).read()
+def load(text: str, filename: str, *, packaged: bool = False) -> tuple[dict[str, Any], Marks]:
+    """Return the mapping in `text` and where its parts stand. Raises YamlError; `filename` is only for messages.
+
+    `packaged` text came with us, and a test read it by both parsers: libyaml's takes a tenth of the time. What others
+    write goes through PyYAML's own, whose messages we know.
+    """
+    return _Reader(text, filename, _PackagedLoader if packaged else _Loader).read()
 
 
 class _Loader(yaml.SafeLoader):
     """Scanner and parser only: nothing is ever constructed by PyYAML."""
+
+
+_PackagedLoader: type[Any] = getattr(yaml, "CSafeLoader", _Loader)
+"""libyaml's scanner and parser, where PyYAML was built with it."""
 
 
 class _Composer(yaml.composer.Composer):
@@ -144,8 +152,9 @@ _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"\\]|\\.)*\"")
 
 
 class _Reader:
-    def __init__(self, text: str, filename: str) -> None:
+    def __init__(self, text: str, filename: str, loader: type[Any]) -> None:
         self.text = text
+        self.loader = loader
         self.filename = filename
         self.problems: list[Problem] = []
         self.values: dict[Path, Mark] = {}
@@ -175,7 +184,7 @@ class _Reader:
         """Bound depth and size, and refuse tags, anchors and aliases, before recursion or memory depend on them."""
         depth = nodes = documents = 0
         events: list[Event] = []
-        for event in yaml.parse(self.text, Loader=_Loader):
+        for event in yaml.parse(self.text, Loader=self.loader):
             events.append(event)
             start = event.start_mark
             mark = Mark(1, 1) if start is None else Mark(start.line + 1, start.column + 1)
@@ -232,7 +241,7 @@ class _Reader:
 
     def _scalar(self, node: ScalarNode) -> Any:
         text: str = node.value
-        if node.style is not None:
+        if node.style:  # libyaml says "" for plain text, PyYAML None
             return text
         if text in _NULL:
             return None
