@@ -16,6 +16,7 @@ from tests.support.fakes import registered, sandbox
 from tests.support.origins import Origin
 from tests.support.rooms import Client, House, NoDialer, destination, get, op, policy, rule, tunnel_rule
 from tests.support.streams import MemoryStream
+from wire.dns import Unknown
 
 KEY = b"k" * 32
 OWN = Channel(listener="sb_own", kind="sandbox", sandbox=SandboxId("sb_own"), key=KEY)
@@ -90,6 +91,19 @@ async def test_a_name_of_before_the_stub_lost_its_memory_is_cut_until_it_is_look
     client = captured.connect((kept, 80))
     assert await captured.refused(client) == "address-literal-refused"
     assert captured.given("plain.test") == kept
+
+
+async def test_our_own_name_is_looked_up_whatever_is_in_force() -> None:
+    """A probe that asks for it while the vault is silent must not take us for a way out; nothing is said of others."""
+    captured = Captured()
+    room = captured.house.room
+    assert room.name_exists("sb_own", Host("evil.test"))
+    with pytest.raises(Unknown):
+        room.name_exists("sb_nobody", Host("api.test"))
+    captured.house.directory.lose()
+    assert room.name_exists("sb_own", Host("exeat.internal"))
+    with pytest.raises(Unknown):
+        room.name_exists("sb_own", Host("api.test"))
 
 
 async def test_a_listener_without_its_sandbox_serves_nobody() -> None:
