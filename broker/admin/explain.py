@@ -1,18 +1,18 @@
-"""What would be decided about a request that nobody sent: for `exeat why URL` and `policy explain`."""
+"""What would be decided about a request that nobody sent: for `exeat why URL`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, assert_never
+from typing import Any
 from urllib.parse import urlsplit
 
 from broker.errors import BrokerError
-from rules import arguments
 from rules.decide import decide_request
-from rules.decision import Denied, Held, NeedsBody, Permit
+from rules.explaining import canonical, misses, verdict
 from rules.facts import FactsRefused, RequestFacts, Sandbox
 from rules.names import Scheme
 from rules.policy import Policy
+from rules.reasons import reason
 
 
 def explain(
@@ -25,7 +25,10 @@ def explain(
     headers: Mapping[str, str],
     now: float,
 ) -> dict[str, Any]:
-    """The decision as JSON. One of `sandbox` and `role` is needed. Raises BrokerError for an unusable question."""
+    """The decision as JSON. One of `sandbox` and `role` is needed. Raises BrokerError for an unusable question.
+
+    No body is taken: the vault reads none (RULINGS 1.1).
+    """
     if (sandbox is None) == (role is None):
         raise BrokerError("missing-field", "give exactly one of sandbox and role")
     if sandbox is None:
@@ -38,38 +41,11 @@ def explain(
             method=method, scheme=scheme, tunnel=None, target=url, headers=(("host", parts.netloc), *pairs)
         )
     except FactsRefused as error:
-        return {"decision": "deny", "reason": error.reason, "remedy": error.detail, "rule": None}
+        remedy = reason(error.reason).remedy
+        return {"decision": "deny", "reason": error.reason, "detail": error.detail, "remedy": remedy, "rule": None}
     except ValueError:
         raise BrokerError("bad-field", "url is not an absolute URL") from None
-    decision = decide_request(policy, sandbox, facts, now)
-    match decision:
-        case Denied():
-            return {
-                "decision": "deny",
-                "reason": decision.reason,
-                "rule": decision.rule,
-                "remedy": decision.remedy,
-                "message": decision.message,
-            }
-        case Held():
-            return {
-                "decision": "hold",
-                "reason": "approval-required",
-                "rule": decision.rule,
-                "operation": decision.operation,
-                "approval": decision.approval,
-                "arguments": arguments.shown(decision.arguments),
-            }
-        case NeedsBody():
-            return {"decision": "needs-body", "bound": decision.bound}
-        case Permit():
-            return {
-                "decision": "permit",
-                "rule": decision.rule,
-                "rules": list(decision.rules),
-                "operation": decision.operation,
-                "effect": decision.effect,
-                "credential": decision.credential,
-                "arguments": arguments.shown(decision.arguments),
-            }
-    assert_never(decision)
+    shown = {**verdict(decide_request(policy, sandbox, facts, now)), "canonical": canonical(facts)}
+    if shown["decision"] != "permit":
+        shown["misses"] = misses(policy, sandbox, facts)
+    return shown

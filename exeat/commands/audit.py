@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -15,6 +16,15 @@ from audit import verify as verifier
 from audit.search import Filter, explain_record, follow, is_refusal, reason_of, search
 from broker.admin.client import AdminError
 from exeat.commands import sandbox as sandboxes
+from exeat.commands.asking import (
+    BodyFileOption,
+    BodyOption,
+    HeaderOption,
+    decide_offline,
+    print_decision,
+    read_body,
+    split_headers,
+)
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, print_json, printable, say
 from rules.reasons import REASONS
@@ -161,11 +171,18 @@ def why(
     method: Annotated[str, typer.Option("--method", "-X", help="For a URL.")] = "GET",
     sandbox: Annotated[str | None, typer.Option("--sandbox", help="For a URL: as this sandbox.")] = None,
     role: Annotated[str | None, typer.Option("--role", "-r", help="For a URL: as this role.")] = None,
+    header: HeaderOption = None,
+    body: BodyOption = None,
+    body_file: BodyFileOption = None,
     log: LogOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Explain what happened to a request, or what would happen to one."""
+    """Explain what happened to a request, or what would happen to one.
+
+    For a request that was refused it also says what the policy files of now make of it; a body is not in the log and
+    can be given with --body. For a URL the running gateway is asked; with a body the policy files are.
+    """
     if subject in REASONS:
         row = REASONS[subject]
         say(f"{row.code} ({row.status}): {row.title}")
@@ -189,12 +206,23 @@ def why(
                 say(f"What helps: {REASONS[code].remedy}")
             for entry in sorted(filter(None, map(_destination, found))):
                 say(f"  {entry}")
+            _again(found, header, read_body(body, body_file), config)
         raise SystemExit(0 if found else EXIT_NO)
+    if body is not None or body_file is not None:
+        if sandbox is not None:
+            fail("a body is judged by the policy files, which know no sandbox", remedy="--role", code=EXIT_USAGE)
+        answer = decide_offline(method, subject, role, read_body(body, body_file), header, config=config)
+        if output is Output.json:
+            print_json(answer)
+        else:
+            print_decision(answer)
+        raise SystemExit(0 if answer["decision"] == "permit" else EXIT_NO)
     client = admin(config)
     try:
         if sandbox is None and role is None:
             role = sandboxes.only_role(client, None)
-        answer = client.decide(method.upper(), subject, sandbox=sandbox, role=role)
+        headers = dict(split_headers(header))
+        answer = client.decide(method.upper(), subject, sandbox=sandbox, role=role, headers=headers)
     except AdminError as error:
         if error.code == "not-running":
             error.remedy = f"{error.remedy}; without one: exeat policy explain {method.upper()} URL"
@@ -204,6 +232,21 @@ def why(
     else:
         print_decision(answer)
     raise SystemExit(0 if answer.get("decision") == "permit" else EXIT_NO)
+
+
+def _again(found: list[Mapping[str, Any]], header: list[str] | None, body: bytes | None, config: Path | None) -> None:
+    """What the policy files of now make of a refused request, as far as its records tell it."""
+    record = next(
+        (record for record in found if is_refusal(record) and record.get("path") and record.get("role")), None
+    )
+    if record is None or "{" in str(record["path"]):
+        return
+    url = f"{record['scheme']}://{record['host']}:{record['port']}{record['path']}"
+    if record.get("query_keys"):
+        url += "?" + "&".join(quote(str(name), safe="") + "=" for name in record["query_keys"])
+    say("")
+    say("The policy files of now (the log holds neither query values, headers nor bodies: --header, --body):")
+    print_decision(decide_offline(str(record["method"]), url, str(record["role"]), body, header, config=config))
 
 
 _OFFERED = ("private", "documentation", "benchmarking")
@@ -219,16 +262,6 @@ def _destination(record: Mapping[str, Any]) -> str:
         return f"destinations: {{{printable(host)}: {{addresses: [{ip_network(address)}]}}}}"
     except ValueError:
         return ""
-
-
-def print_decision(answer: Mapping[str, Any]) -> None:
-    """A would-be decision, line by line."""
-    known = REASONS.get(str(answer.get("reason")))
-    shown = {"remedy": known.remedy} if known else {}
-    shown |= {name: value for name, value in answer.items() if value}
-    for name in ("decision", "rule", "operation", "effect", "credential", "reason", "message", "remedy", "approval"):
-        if name in shown:
-            say(f"{name:11} {printable(str(shown[name]))}")
 
 
 def _records_of(request_id: str, folder: Path) -> list[Mapping[str, Any]]:

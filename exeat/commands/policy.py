@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from broker.admin.client import AdminError
-from broker.vault.policies import ActivePolicy, PolicyRejected, load_policy
-from exeat.commands.audit import print_decision
-from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
-from exeat.explain import NotExplained, explain_request
+from exeat.commands.asking import (
+    BodyFileOption,
+    BodyOption,
+    CredentialsOption,
+    FileOption,
+    HeaderOption,
+    decide_offline,
+    load_files,
+    print_decision,
+    read_body,
+)
+from exeat.commands.context import ConfigOption, OutputOption, admin, explain
 from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, note, print_fields, print_json, say
 from rules.schema import credentials_schema, json_schema
 
 app = typer.Typer(help="Policy: check, test, explain, show, reload, schema.", no_args_is_help=True)
-
-FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="Policy file or folder (default: settings').")]
-CredentialsOption = Annotated[Path | None, typer.Option("--credentials", help="credentials.yaml (default: settings').")]
-
-
-def _load(file: Path | None, credentials: Path | None, config: Path | None, output: Output) -> ActivePolicy:
-    """The policy named, or the settings'. Prints each problem as file:line:column and exits 1 on any."""
-    if file is None or (credentials is None and config is not None):
-        current = settings(config)
-        file, credentials = file or current.policy, credentials or current.credentials
-    if credentials is None and (file.parent / "credentials.yaml").is_file():
-        credentials = file.parent / "credentials.yaml"
-    try:
-        return load_policy(file.absolute(), credentials.absolute() if credentials else None, time.time())
-    except PolicyRejected as error:
-        if output is Output.json:
-            print_json({"problems": list(error.problems), "detail": error.detail})
-            raise SystemExit(EXIT_NO) from None
-        for line in error.problems:
-            note(line)
-        fail(error.detail, remedy=error.remedy)
 
 
 @app.command()
@@ -48,7 +33,7 @@ def check(
     output: OutputOption = Output.text,
 ) -> None:
     """Parse, check and test a policy; every problem with file, line and column."""
-    active = _load(file, credentials, config, output)
+    active = load_files(file, credentials, config, output)
     if output is Output.json:
         print_json({"digest": active.digest, "files": active.files, "warnings": active.warnings})
         return
@@ -65,7 +50,7 @@ def test_(
     output: OutputOption = Output.text,
 ) -> None:
     """Run the policy's own tests (they also run at every load)."""
-    active = _load(file, credentials, config, output)
+    active = load_files(file, credentials, config, output)
     if output is Output.json:
         print_json({"digest": active.digest, "tests": active.tests, "failed": 0})
     else:
@@ -77,21 +62,36 @@ def explain_(
     method: Annotated[str, typer.Argument(help="GET, POST, ...")],
     url: Annotated[str, typer.Argument(help="The whole URL.")],
     role: Annotated[str | None, typer.Option("--role", "-r", help="Default: the only role.")] = None,
-    body: Annotated[str | None, typer.Option("--body", help="A JSON body, where the operation is in it.")] = None,
+    header: HeaderOption = None,
+    body: BodyOption = None,
+    body_file: BodyFileOption = None,
+    attribute: Annotated[
+        list[str] | None, typer.Option("--attribute", help="name=value: what ${sandbox.name} stands for.")
+    ] = None,
     file: FileOption = None,
     credentials: CredentialsOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Say what would be decided for a request, by which rule and why. Nothing is sent."""
-    active = _load(file, credentials, config, output)
-    roles = sorted(active.policy.roles)
-    if role is None and len(roles) != 1:
-        fail("name a role", remedy=f"--role {' | '.join(roles)}", code=EXIT_USAGE)
-    try:
-        answer = explain_request(active.policy, role or roles[0], method.upper(), url, body, time.time())
-    except NotExplained as error:
-        fail(str(error), code=EXIT_USAGE)
+    """Say what would be decided for a request, by which rule and why, and what nearly permits it. Nothing is sent."""
+    attributes = {}
+    for text in attribute or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            fail(f"--attribute {text!r} is not name=value", code=EXIT_USAGE)
+        attributes[name] = value
+    answer = decide_offline(
+        method,
+        url,
+        role,
+        read_body(body, body_file),
+        header,
+        attributes=attributes,
+        file=file,
+        credentials=credentials,
+        config=config,
+        output=output,
+    )
     if output is Output.json:
         print_json(answer)
     else:

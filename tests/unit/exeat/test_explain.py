@@ -37,7 +37,7 @@ def policy() -> Policy:
 
 
 def ask(policy: Policy, method: str, url: str, body: str | None = None) -> dict[str, object]:
-    return explain_request(policy, "agent", method, url, body, 1_700_000_000.0)
+    return explain_request(policy, "agent", method, url, body.encode() if body else None, 1_700_000_000.0)
 
 
 @pytest.mark.parametrize(
