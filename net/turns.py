@@ -67,9 +67,16 @@ class Portion:
 class Turns:
     """All shares of one process. Used from one event loop."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock` gives seconds of a clock that only moves forward."""
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, processor: Callable[[], float] | None = None
+    ) -> None:
+        """`clock` gives seconds of a clock that only moves forward.
+
+        `processor` gives seconds that this thread worked: a step that was kept waiting for a processor or for the
+        interpreter is not its sandbox's work. It is `clock` where only that one is given.
+        """
         self.clock = clock
+        self.processor = processor or (time.thread_time if clock is time.perf_counter else clock)
         self._shares: dict[tuple[Owner, bool], Share] = {}
         self._latest: Owner | None = None
         self._latest_at = self._other_at = float("-inf")
@@ -178,13 +185,13 @@ class Share:
         self._under_way = False
 
     def _begun(self) -> None:
-        self._started = self._turns.clock()
+        self._started = self._turns.processor()
 
     def _ended(self) -> None:
         now = self._turns.clock()
-        spent = now - self._started
+        spent = self._turns.processor() - self._started
         price = 4 if self._turns.hogs(self, spent, now) else 2  # the step itself, and the pause for it
-        self._free_at = max(self._free_at, self._started) + price * spent
+        self._free_at = max(self._free_at, now - spent) + price * spent
         debt = min(self._free_at - now, LONGEST_PAUSE)
         loop = asyncio.get_running_loop()
         if debt >= DEBT_SECONDS:

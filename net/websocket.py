@@ -168,7 +168,7 @@ class _Pair:
         """One way. Ends at a clean end; anything else is recorded and cuts both."""
         from_client = checker is self.up
         kept = backlog = b""
-        portion = Portion()
+        portion = Portion(first=1024)
         try:
             while True:
                 data = backlog or await self._receive(source)
