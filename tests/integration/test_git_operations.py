@@ -33,10 +33,11 @@ PUSH = 'ref: ["refs/heads/agent/*", "refs/tags/v*"], change: [create, update]'
 IDENTITY = ("-c", "user.name=Agent", "-c", "user.email=agent@example.test")
 
 
-def policy(plain: Origin, keyed: Origin) -> str:
+def policy(plain: Origin, keyed: Origin, two: Origin) -> str:
     return f"""
     services:
       plain: {{like: git, base: "{plain.base}"}}
+      two: {{like: git, base: "{two.base}"}}
       keyed: {{like: git, base: "{keyed.base}"}}
     roles:
       agent:
@@ -54,6 +55,12 @@ def policy(plain: Origin, keyed: Origin) -> str:
             operations: [git.push]
             with: {{repository: "o/*", {PUSH}}}
             credential: forge
+          - {{name: two, service: two, operations: [git.fetch], protocol: h2}}
+          - name: two-push
+            service: two
+            operations: [git.push]
+            with: {{repository: "o/*", {PUSH}}}
+            protocol: h2
     """
 
 
@@ -61,15 +68,14 @@ def policy(plain: Origin, keyed: Origin) -> str:
 class Place:
     """The two forges, their repositories and the gateway of this module."""
 
-    plain: Origin
-    keyed: Origin
+    origins: dict[str, Origin]
     folders: dict[str, Path]
     lfs: LfsServer
     box: Box
     gateway: TestGateway
 
     def origin(self, which: str) -> Origin:
-        return self.plain if which == "plain" else self.keyed
+        return self.origins[which]
 
     def refs(self, which: str, repository: str = "o/r.git") -> dict[str, str]:
         """ref -> id, as the forge has them."""
@@ -105,25 +111,27 @@ def locked(inner: Handler) -> Handler:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    folders = {which: tmp_path_factory.mktemp(which) for which in ("plain", "keyed")}
+    folders = {which: tmp_path_factory.mktemp(which) for which in ("plain", "keyed", "two")}
     for folder in folders.values():
         for name in ("o/r.git", "other/r.git"):
             make_repository(folder / name, {"README.md": "hello\n", "big.txt": "x" * 5000})
     with (
         Origin("plain.test", address="127.0.0.91", keep=64 << 20).run_in_thread() as plain,
         Origin("keyed.test", address="127.0.0.92", keep=64 << 20).run_in_thread() as keyed,
+        Origin("two.test", address="127.0.0.93", keep=64 << 20).run_in_thread() as two,
     ):
+        two.on("/*", git_backend(folders["two"], push=True))
         lfs = LfsServer(plain.base, git_backend(folders["plain"], push=True))
         plain.on("/*", lfs)
         keyed.on("/*", locked(git_backend(folders["keyed"], push=True)))
         with TestGateway(
             tmp_path_factory.mktemp("git"),
-            policy=policy(plain, keyed),
+            policy=policy(plain, keyed, two),
             credentials=CREDENTIALS,
             secrets={"forge": KEY},
-            origins=[plain, keyed],
+            origins=[plain, keyed, two],
         ) as gateway:
-            yield Place(plain, keyed, folders, lfs, gateway.sandbox(), gateway)
+            yield Place({"plain": plain, "keyed": keyed, "two": two}, folders, lfs, gateway.sandbox(), gateway)
 
 
 @pytest.fixture(params=["plain", "keyed"])
@@ -229,6 +237,39 @@ def test_a_large_push_to_another_branch_is_refused(place: Place, which: str, wor
     assert place.refs(which) == before
 
 
+def test_a_push_with_the_placeholder_as_password(place: Place, tmp_path: Path) -> None:
+    """Expect Basic with the placeholder to reach the forge with the key, and a key of the client to be refused."""
+    folder = tmp_path / "work"
+    assert place.clone("keyed", folder).code == 0
+    assert place.git(folder, "commit", "-q", "--allow-empty", "-m", "mine").code == 0
+    before = place.refs("keyed")
+    for password, works in (("sandbox-brought-this", False), (place.box.placeholders["FORGE_KEY"], True)):
+        basic = base64.b64encode(f"agent:{password}".encode()).decode()
+        header = f"http.extraHeader=Authorization: Basic {basic}"
+        pushed = place.git(folder, "-c", header, "push", "origin", "HEAD:refs/heads/agent/basic")
+        assert (pushed.code == 0) is works, pushed
+        assert ("refs/heads/agent/basic" in place.refs("keyed")) is works
+    assert before.items() <= place.refs("keyed").items()
+
+
+def test_the_same_over_http_2(place: Place, tmp_path: Path) -> None:
+    """Expect git over HTTP/2 to clone, to be refused a branch, and to push a pack that streams."""
+    folder = tmp_path / "work"
+    assert place.clone("two", folder, "-c", "http.version=HTTP/2").code == 0
+    (folder / "noise.bin").write_bytes(os.urandom(5_000_000))
+    assert place.git(folder, "add", ".").code == 0
+    assert place.git(folder, "commit", "-q", "-m", "noise").code == 0
+    before = place.refs("two")
+    assert place.git(folder, "push", "origin", "HEAD:refs/heads/main").code != 0
+    assert place.refs("two") == before
+    pushed = place.git(folder, "push", "origin", "HEAD:refs/heads/agent/two")
+    assert pushed.code == 0, pushed
+    assert place.refs("two")["refs/heads/agent/two"] == place.git(folder, "rev-parse", "HEAD").out.strip()
+    records = [one for one in place.gateway.records(event="request.outcome") if one["operation"] == "two/git.push"]
+    assert records
+    assert {one["lane"] for one in records} == {"mitm"}
+
+
 # --- fetches ---
 
 
@@ -266,7 +307,7 @@ def test_lfs_up_and_down(place: Place, tmp_path: Path) -> None:
     (folder / "a.bin").write_bytes(content)
     assert place.git(folder, "add", ".").code == 0
     assert place.git(folder, "commit", "-q", "-m", "large").code == 0
-    refused = place.git(folder, "push", place.plain.url("/other/r.git"), "HEAD:refs/heads/agent/lfs")
+    refused = place.git(folder, "push", place.origin("plain").url("/other/r.git"), "HEAD:refs/heads/agent/lfs")
     assert refused.code != 0
     assert not place.lfs.objects
     pushed = place.git(folder, "push", "origin", "HEAD:refs/heads/agent/lfs")
