@@ -28,6 +28,7 @@ AUTHORITY = frozenset(
 )
 """Names by which services take someone's authority. Compared without case, `-` as `_`."""
 
+_BROKEN = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}(?:\[[A-Za-z0-9_.:-]{0,128}\]){0,8}")
 
 
@@ -145,9 +146,8 @@ def plain(value: str) -> bool:
 
 
 def _decoded(raw: bytes) -> str:
-    for piece in raw.split(b"%")[1:]:
-        if len(piece) < 2 or not re.match(rb"[0-9A-Fa-f]{2}", piece):
-            raise InvalidForm("a broken percent sequence")
+    if _BROKEN.search(raw):
+        raise InvalidForm("a broken percent sequence")
     try:
         return unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8")
     except UnicodeDecodeError:

@@ -36,6 +36,8 @@ MAX_QUERY = 64 << 10
 MAX_TOKENS = 4000
 MAX_DEPTH = 40
 """Brackets of any kind that are open at once."""
+MAX_HASHES = 4000
+"""Number signs of a document: each may begin a comment, which is no token and costs as much as one."""
 MAX_VISITS = 20_000
 """Selections looked at in one document, fragments counted each time that another type spreads them."""
 MAX_FIELDS = 64
@@ -147,7 +149,9 @@ def _envelope(value: Any) -> tuple[str, str | None, Mapping[str, Any]]:
         raise _Refused
     text, name = value.get("query"), value.get("operationName")
     variables, extensions = value.get("variables"), value.get("extensions")
-    if not isinstance(text, str) or not 0 < len(text) <= MAX_QUERY or _UNSURE.search(text):
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_QUERY or text.count("#") > MAX_HASHES:
+        raise _Refused
+    if _UNSURE.search(text):
         raise _Refused
     if name is not None and (not isinstance(name, str) or name == ""):
         raise _Refused

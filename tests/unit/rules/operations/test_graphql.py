@@ -132,6 +132,7 @@ def test_a_body_that_the_head_calls_something_else_is_not_read(facts: RequestFac
         ("{" + "a " * 4000 + "}", {}, "too many tokens"),
         ("{" + " ".join(f"f{n}" for n in range(65)) + "}", {}, "too many top-level fields"),
         ("{a}" + " " * graphql.MAX_QUERY, {}, "too long"),
+        ("{a}" + "#\n" * 4001, {}, "too many comments"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 50 else "",
 )
