@@ -49,33 +49,22 @@ def load_files(file: Path | None, credentials: Path | None, config: Path | None,
 
 
 def decide_offline(
+    active: ActivePolicy,
     method: str,
     url: str,
     role: str | None,
     body: bytes | None,
     header: list[str] | None,
-    *,
     attributes: Mapping[str, str] | None = None,
-    file: Path | None = None,
-    credentials: Path | None = None,
-    config: Path | None = None,
-    output: Output = Output.text,
 ) -> dict[str, Any]:
-    """The answer of the policy files. Exits with a clear sentence where the question cannot be put."""
-    active = load_files(file, credentials, config, output)
+    """What the loaded files make of a request. Exits with a clear sentence where the question cannot be put."""
     roles = sorted(active.policy.roles)
     if role is None and len(roles) != 1:
         fail("name a role", remedy=f"--role {' | '.join(roles)}", code=EXIT_USAGE)
+    headers = split_headers(header)
     try:
         return explain_request(
-            active.policy,
-            role or roles[0],
-            method.upper(),
-            url,
-            body,
-            time.time(),
-            headers=split_headers(header),
-            attributes=attributes,
+            active.policy, role or roles[0], method.upper(), url, body, time.time(), headers, attributes
         )
     except NotExplained as error:
         fail(str(error), code=EXIT_USAGE)

@@ -15,18 +15,21 @@ import typer
 from audit import verify as verifier
 from audit.search import Filter, explain_record, follow, is_refusal, reason_of, search
 from broker.admin.client import AdminError
+from broker.vault.policies import PolicyRejected, load_policy
 from exeat.commands import sandbox as sandboxes
 from exeat.commands.asking import (
     BodyFileOption,
     BodyOption,
     HeaderOption,
     decide_offline,
+    load_files,
     print_decision,
     read_body,
     split_headers,
 )
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, print_json, printable, say
+from exeat.settings import Settings
 from rules.reasons import REASONS
 
 app = typer.Typer(help="The log: follow, search, show, verify.", no_args_is_help=True)
@@ -206,12 +209,14 @@ def why(
                 say(f"What helps: {REASONS[code].remedy}")
             for entry in sorted(filter(None, map(_destination, found))):
                 say(f"  {entry}")
-            _again(found, header, read_body(body, body_file), config)
+            if log is None:
+                _again(found, header, read_body(body, body_file), settings(config))
         raise SystemExit(0 if found else EXIT_NO)
     if body is not None or body_file is not None:
         if sandbox is not None:
             fail("a body is judged by the policy files, which know no sandbox", remedy="--role", code=EXIT_USAGE)
-        answer = decide_offline(method, subject, role, read_body(body, body_file), header, config=config)
+        active = load_files(None, None, config, output)
+        answer = decide_offline(active, method, subject, role, read_body(body, body_file), header)
         if output is Output.json:
             print_json(answer)
         else:
@@ -234,19 +239,25 @@ def why(
     raise SystemExit(0 if answer.get("decision") == "permit" else EXIT_NO)
 
 
-def _again(found: list[Mapping[str, Any]], header: list[str] | None, body: bytes | None, config: Path | None) -> None:
+def _again(found: list[Mapping[str, Any]], header: list[str] | None, body: bytes | None, current: Settings) -> None:
     """What the policy files of now make of a refused request, as far as its records tell it."""
     record = next(
         (record for record in found if is_refusal(record) and record.get("path") and record.get("role")), None
     )
     if record is None or "{" in str(record["path"]):
         return
+    try:
+        active = load_policy(current.policy.absolute(), current.credentials, time.time())
+    except PolicyRejected:
+        return  # `exeat policy check` says why; what happened was told
+    if record["role"] not in active.policy.roles:
+        return
     url = f"{record['scheme']}://{record['host']}:{record['port']}{record['path']}"
     if record.get("query_keys"):
         url += "?" + "&".join(quote(str(name), safe="") + "=" for name in record["query_keys"])
     say("")
     say("The policy files of now (the log holds neither query values, headers nor bodies: --header, --body):")
-    print_decision(decide_offline(str(record["method"]), url, str(record["role"]), body, header, config=config))
+    print_decision(decide_offline(active, str(record["method"]), url, str(record["role"]), body, header))
 
 
 _OFFERED = ("private", "documentation", "benchmarking")

@@ -80,18 +80,8 @@ def explain_(
         if not equals:
             fail(f"--attribute {text!r} is not name=value", code=EXIT_USAGE)
         attributes[name] = value
-    answer = decide_offline(
-        method,
-        url,
-        role,
-        read_body(body, body_file),
-        header,
-        attributes=attributes,
-        file=file,
-        credentials=credentials,
-        config=config,
-        output=output,
-    )
+    active = load_files(file, credentials, config, output)
+    answer = decide_offline(active, method, url, role, read_body(body, body_file), header, attributes)
     if output is Output.json:
         print_json(answer)
     else:

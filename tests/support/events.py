@@ -43,4 +43,5 @@ def outcome(request_id: str = "req_1", **more: Any) -> Event:
 
 def refusal(reason: str = "no-rule", **more: Any) -> Event:
     """A refused request."""
-    return Event("request.refused", {**WHO, "reason": reason, "host": "evil.example", "port": 443, **more})
+    fields = {**WHO, "reason": reason, "host": "evil.example", "port": 443}
+    return Event("request.refused", {**fields, **more})

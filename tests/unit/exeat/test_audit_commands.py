@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exeat.cli import main
-from exeat.commands.audit import print_decision
-from tests.support.events import intent, outcome
+from exeat.commands.asking import print_decision
+from tests.support.events import intent, outcome, refusal
 from tests.support.logs import put, writer
 
 
@@ -28,6 +29,29 @@ def log(tmp_path: Path) -> str:
     put(made, intent("req_1"), outcome("req_1", error="address-refused", **more))
     made.close()
     return str(tmp_path / "log")
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> str:
+    """Settings with a policy, and a log beside them that holds one refused request of its role."""
+    log = tmp_path / "log"
+    (tmp_path / "exeat.yaml").write_text(f"version: 1\npolicy: policy.yaml\nlog: {log}\n")
+    (tmp_path / "credentials.yaml").write_text("version: 1\ncredentials: {}\n")
+    (tmp_path / "policy.yaml").write_text(
+        "version: 1\nroles: {agent: {allow: [{name: items, host: api.example, methods: [POST], paths: [/items],"
+        " body: {json: {op: [read]}}}]}}\n"
+    )
+    made = writer(log)
+    attempt: dict[str, Any] = {
+        "method": "POST",
+        "scheme": "https",
+        "host": "api.example",
+        "port": 443,
+        "path": "/items",
+    }
+    put(made, refusal(request_id="req_2", decision="deny", **{**attempt, "role": "agent"}))
+    made.close()
+    return str(tmp_path / "exeat.yaml")
 
 
 def code_of(*arguments: str) -> object:
@@ -55,6 +79,44 @@ def test_why_says_what_helps_when_a_permitted_request_failed(log: str, capsys: p
     assert "error: address-refused (documentation)" in shown
     assert "What helps: " in shown
     assert "  destinations: {registry.example: {addresses: [203.0.113.80/32]}}" in shown
+
+
+def test_why_says_what_the_policy_of_now_makes_of_a_refused_request(
+    refused: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recorded request is judged anew; a body, which no log holds, may be given beside it."""
+    assert code_of("why", "req_2", "--config", refused) == 0
+    shown = capsys.readouterr().out
+    assert "The policy files of now" in shown
+    assert "near        agent/items, agent/items: the body" in shown
+    assert code_of("why", "req_2", "--config", refused, "--body", '{"op": "read"}') == 0
+    assert "decision    permit" in capsys.readouterr().out
+    assert code_of("why", "https://api.example/items", "-X", "POST", "-c", refused, "--body", '{"op": "write"}') == 1
+    assert "decision    deny" in capsys.readouterr().out
+
+
+def test_why_tells_the_record_alone_where_the_policy_does_not_load(
+    refused: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A broken policy file takes nothing away from what happened."""
+    Path(refused).with_name("policy.yaml").write_text("version: 7\n")
+    assert code_of("why", "req_2", "--config", refused) == 0
+    shown = capsys.readouterr().out
+    assert "reason: no-rule" in shown
+    assert "policy files of now" not in shown
+
+
+@pytest.mark.parametrize(
+    "words", [("--body", "x", "--body-file", "-"), ("--header", "nonsense"), ("--body-file", "/nowhere/x")]
+)
+def test_a_would_be_request_that_cannot_be_read_is_wrong_usage(
+    refused: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two bodies, a header without a colon, a file that is not there: exit 2 and a sentence."""
+    url = "https://api.example/items"
+    config = str(Path(refused).with_name("policy.yaml"))
+    assert code_of("policy", "explain", "POST", url, "-f", config, *words) == 2
+    assert capsys.readouterr().err.startswith("exeat: ")
 
 
 @pytest.mark.parametrize(
