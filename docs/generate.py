@@ -39,7 +39,8 @@ def refusals_page() -> str:
     parts = ["# Refusals\n\n", NOTE]
     parts.append(
         "A refusal is `application/problem+json` (RFC 9457) with `Proxy-Status` (RFC 9209), or the shape that the\n"
-        "client shows (git, npm, pip, OpenAI, Anthropic). `type` is `http://exeat.internal/reasons/CODE`, which\n"
+        "client shows (git, npm, pip, cargo, Go, Bundler, image clients, OpenAI, Anthropic, AWS, GraphQL, JSON-RPC).\n"
+        "For Bundler the status is 451 in place of 403. `type` is `http://exeat.internal/reasons/CODE`, which\n"
         "resolves inside the sandbox. The text is constant for each reason; nothing of the request is reflected.\n"
         "`retryable` means that the same request can succeed later without anybody changing anything.\n\n"
         "| Reason | Status | Retryable | Meaning | What helps |\n|---|---|---|---|---|\n"

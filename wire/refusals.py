@@ -73,6 +73,12 @@ def render(refusal: Refusal, shape: str = "problem") -> Rendered:
         headers.append(("retry-after", str(refusal.retry_after)))
     # git reads a report, and shows it, only where the exchange itself went well; the report says that the push did not.
     status = 200 if shape == "git-push" else row.status
+    if shape == "bundler" and status == 403:
+        # Bundler puts a sentence of its own about passwords in place of the text of a 401 or 403, and shows others'.
+        status = 451
+    if shape == "huggingface":
+        # huggingface_hub shows this header and not the body.
+        headers.append(("x-error-message", " ".join(_lines(document)).encode("ascii", "replace").decode("ascii")))
     return Rendered(status=status, phrase=REFUSAL_TITLE, headers=tuple(headers), body=body)
 
 
@@ -157,6 +163,11 @@ def _git_push(document: Mapping[str, Any]) -> tuple[str, bytes]:
     return "application/x-git-receive-pack-result", shown + _packet(b"\x01" + report) + b"0000"
 
 
+def _lfs(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    # docs/api/batch.md of git-lfs, "Response Errors": the client shows `message`.
+    return "application/vnd.git-lfs+json", _json({"message": " ".join(_lines(document)), "exeat": document})
+
+
 def _packet(data: bytes) -> bytes:
     return b"%04x" % (len(data) + 4) + data
 
@@ -235,6 +246,8 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], tuple[str, bytes]]] = {
     "pypi": _problem,
     "git": _git,
     "git-push": _git_push,
+    "lfs": _lfs,
+    "bundler": _git,
     "cargo": _git,
     "go": _git,
     "npm": _npm,

@@ -51,6 +51,43 @@ def test_git_reads_a_report_that_says_that_the_push_failed() -> None:
     assert packets[-1] == b"\x010023unpack Refused by Exeat policy\n0000"
 
 
+def test_git_lfs_shows_the_message() -> None:
+    """The media type that it reads, with one line for the person."""
+    answer = render(Refusal(code="no-rule", request_id="req_x", rule="dev/r"), "lfs")
+    assert (answer.status, dict(answer.headers)["content-type"]) == (403, "application/vnd.git-lfs+json")
+    assert json.loads(answer.body)["message"].startswith("Refused by Exeat policy")
+
+
+@pytest.mark.parametrize("shape", ["bundler", "cargo", "go"])
+def test_package_managers_show_a_few_plain_lines(shape: str) -> None:
+    """Graphic ASCII, at most 512 bytes of use, no blank line: what cargo, go and Bundler print."""
+    answer = render(Refusal(code="no-rule", request_id="req_x", rule="dev/r", message="Ask \u2603 us."), shape)
+    assert dict(answer.headers)["content-type"] == "text/plain; charset=utf-8"
+    assert len(answer.body) <= 640
+    assert b"\n\n" not in answer.body
+    assert all(0x20 <= byte < 0x7F or byte == 0x0A for byte in answer.body)
+    assert answer.status == (451 if shape == "bundler" else 403)
+
+
+def test_an_image_client_is_told_denied() -> None:
+    """The error form of the distribution specification, with the code that means so."""
+    answer = render(Refusal(code="no-rule", request_id="req_x", rule="dev/r"), "oci")
+    (error,) = json.loads(answer.body)["errors"]
+    assert (answer.status, error["code"]) == (403, "DENIED")
+    assert "req_x" in error["message"]
+
+
+def test_the_hubs_client_is_told_by_a_header() -> None:
+    """huggingface_hub shows `X-Error-Message`; the body stays the problem document."""
+    answer = render(Refusal(code="no-rule", request_id="req_x", message="a\nb\u2603"), "huggingface")
+    told = dict(answer.headers)["x-error-message"]
+    assert told.startswith("Refused by Exeat policy")
+    assert "req_x" in told
+    assert told.isascii()
+    assert told.isprintable()
+    assert json.loads(answer.body)["reason"] == "no-rule"
+
+
 def test_an_unknown_code_is_told_as_internal_error() -> None:
     """A fault of ours fails closed."""
     assert json.loads(render(Refusal(code="nonsense", request_id="r")).body)["reason"] == "internal-error"
