@@ -838,8 +838,13 @@ def _slot_texts(definition: CredentialDef, facts: RequestFacts) -> tuple[str, ..
     return (*values, *(part for pair in pairs for part in pair))
 
 
-def pushed_shape(native: str, facts: RequestFacts) -> str:
-    """`git-push` for a whole push whose client reads a report: of a failed status git shows the number alone."""
+def spoken_shape(native: str, facts: RequestFacts) -> str:
+    """`native`, or what this very request's client reads.
+
+    `lfs` for git-lfs; `git-push` for a whole push that asks for a report: of a failed status git shows the number only.
+    """
+    if any(value.startswith("application/vnd.git-lfs+json") for value in facts.header("accept")):
+        return "lfs"
     pushes = native == "git" and facts.header("content-type") == ("application/x-git-receive-pack-request",)
     held = isinstance(facts.body, bytes) and not facts.partial and b"side-band-64k" in facts.body[:1024]
     return "git-push" if pushes and held else native
@@ -859,7 +864,7 @@ def native_shape(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> str:
     ]
     for operation in here:
         if any(match_path(pattern, facts.path) is not None for pattern in operation.paths):
-            return pushed_shape(operation.native, facts)
+            return spoken_shape(operation.native, facts)
     # Of one URL among others of its host; elsewhere its clients are not the ones that ask.
     return next((operation.native for operation in here if operation.native != "graphql"), "problem")
 

@@ -168,6 +168,11 @@ def _lfs(document: Mapping[str, Any]) -> tuple[str, bytes]:
     return "application/vnd.git-lfs+json", _json({"message": " ".join(_lines(document)), "exeat": document})
 
 
+def _lfs(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    # docs/api/batch.md of git-lfs, "Response Errors": the client shows `message`.
+    return "application/vnd.git-lfs+json", _json({"message": " ".join(_lines(document)), "exeat": document})
+
+
 def _packet(data: bytes) -> bytes:
     return b"%04x" % (len(data) + 4) + data
 
@@ -246,6 +251,7 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], tuple[str, bytes]]] = {
     "pypi": _problem,
     "git": _git,
     "git-push": _git_push,
+    "lfs": _lfs,
     "lfs": _lfs,
     "bundler": _git,
     "cargo": _git,

@@ -11,11 +11,12 @@ import pytest
 
 from exeat.places import Places
 from exeat.settings import Settings, parse_settings
-from rules.catalogue import builtin_services
+from rules.catalogue import builtin_services, parse_service
 from rules.compile import compile_policy
 from rules.parse import Sources, parse_sources
 from rules.policytests import run_tests
 from rules.reasons import REASONS
+from rules.servicetests import run_service_tests
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -52,6 +53,9 @@ def test_every_yaml_block_loads_and_its_tests_pass(page: str, text: str) -> None
     """A block that a reader copies is accepted by the product as it stands."""
     if page == "settings.md":
         parse_settings(text, Path("/c/exeat.yaml"), PLACES)
+        return
+    if "\noperations:" in text:
+        assert run_service_tests(parse_service(text, "service.yaml")) == ()
         return
     if "\ncredentials:" in text:
         names = re.findall(r"^  ([\w-]+):", text, re.M)

@@ -307,8 +307,9 @@ def test_lfs_up_and_down(place: Place, tmp_path: Path) -> None:
     (folder / "a.bin").write_bytes(content)
     assert place.git(folder, "add", ".").code == 0
     assert place.git(folder, "commit", "-q", "-m", "large").code == 0
-    refused = place.git(folder, "push", place.origin("plain").url("/other/r.git"), "HEAD:refs/heads/agent/lfs")
+    refused = place.git(folder, "lfs", "push", place.origin("plain").url("/other/r.git"), "main")
     assert refused.code != 0
+    assert "Exeat" in refused.out + refused.err, refused
     assert not place.lfs.objects
     pushed = place.git(folder, "push", "origin", "HEAD:refs/heads/agent/lfs")
     assert pushed.code == 0, pushed
