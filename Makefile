@@ -5,7 +5,7 @@ PY := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE := 1
 T ?=
 
-.PHONY: help setup demo test check format lint types imports unit integration docs bench bench-neighbour attacks fuzz lock clean
+.PHONY: help setup demo test check format lint types imports unit integration soak docs bench bench-neighbour attacks fuzz lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -42,6 +42,9 @@ unit: setup  ## only unit, invariants, architecture, docs
 
 integration: setup  ## only integration, with real clients
 	@$(PY) -m pytest -q -n 2 --dist loadfile tests/integration
+
+soak: setup  ## what lasts minutes: silent conversations, hundreds of connections
+	@$(PY) -m pytest -q -m soak tests/integration $(T)
 
 docs: setup  ## write the generated pages anew
 	@$(PY) docs/generate.py

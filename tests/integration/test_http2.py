@@ -11,9 +11,11 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,8 +70,8 @@ class Scene:
     def at(self, host: str) -> str:
         return f"{host}:{self.origin.port}"
 
-    def client(self, host: str = "h2.test", *, strict: bool = True) -> H2Client:
-        return H2Client(self.box, self.at(host), strict=strict)
+    def client(self, host: str = "h2.test", *, alpn: Iterable[str] = ("h2",), strict: bool = True) -> H2Client:
+        return H2Client(self.box, self.at(host), alpn=alpn, strict=strict)
 
     def bearer(self, variable: str) -> str:
         return f"Bearer {self.box.placeholders[variable]}"
@@ -133,7 +135,7 @@ def _from_here(scene: Scene) -> None:
 
 
 def test_an_h2_only_client_at_an_ordinary_rule_gets_no_application_protocol(scene: Scene) -> None:
-    """T11, RULINGS 4.5: the alert says so, the reason is on record, the origin saw nothing."""
+    """T11, C070, RULINGS 4.5: the alert says so, the reason is on record, the origin saw nothing."""
     assert "no application protocol" in refused_handshake(scene.box, scene.at("h1.test"), ["h2"])
     assert scene.origin.received == []
     record = until(lambda: scene.gateway.records(event="connection.refused"), what="the record")[-1]
@@ -151,7 +153,7 @@ def test_a_client_that_offers_both_at_an_ordinary_rule_is_served_over_http1_with
 
 
 def test_curl_speaks_http2_where_the_rule_says_so(scene: Scene) -> None:
-    """The same unmodified client is served over HTTP/2 for a rule with `protocol: h2`."""
+    """C070: the same unmodified client is served over HTTP/2, with the secret, for a rule with `protocol: h2`."""
     authorization = f"Authorization: {scene.bearer('H2_KEY')}"
     answer = scene.box.curl(
         "--http2", "-w", "%{http_version}", "-H", authorization, f"https://{scene.at('h2.test')}/secret/c"
@@ -164,6 +166,46 @@ def test_a_client_without_h2_is_served_by_the_main_lane_at_an_h2_rule(scene: Sce
     """The rule opens HTTP/2; it does not close HTTP/1.1, where the adapter's requests end up as well."""
     answer = scene.box.curl("--http1.1", "-w", "%{http_version}", f"https://{scene.at('h2.test')}/plain/c")
     assert answer.out == "done1.1"
+
+
+@pytest.mark.parametrize("host", ["h1.test", "h2.test"])
+def test_http2_without_having_agreed_on_it_is_closed_and_recorded(scene: Scene, host: str) -> None:
+    """C072: the preface in TLS without ALPN is no request, also where a rule says h2; none named PRI is on record."""
+    with scene.client(host, alpn=[]) as client:
+        assert client.alpn is None
+        client.ask("GET", "/plain/x")
+        client.until_closed()
+    assert scene.origin.received == []
+    record = until(lambda: of(scene, host, "bad-head"), what="the record")[-1]
+    assert (record["decision"], record["detail"]) == ("deny", "not an HTTP method")
+    nothing_named_pri(scene)
+
+
+def test_http2_in_clear_inside_a_tunnel_is_closed_and_recorded(scene: Scene) -> None:
+    """C072: prior knowledge after CONNECT; neither lane reads it, and nothing reaches the origin."""
+    for host in ("h1.test", "h2.test"):
+        with scene.box.connect() as raw:
+            asked = f"CONNECT {scene.at(host)} HTTP/1.1\r\nHost: {scene.at(host)}\r\n"
+            raw.sendall(f"{asked}Proxy-Authorization: Bearer {scene.box.token}\r\n\r\n".encode())
+            assert raw.recv(4096).startswith(b"HTTP/1.1 200")
+            raw.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+            with contextlib.suppress(ConnectionError):
+                assert b" 200 " not in raw.recv(4096)
+        assert until(lambda host=host: of(scene, host, "tls-required", "bad-protocol"), what="the record")
+    assert scene.origin.received == []
+    nothing_named_pri(scene)
+
+
+def of(scene: Scene, host: str, *reasons: str) -> list[dict[str, Any]]:
+    """This sandbox's refusals in tunnels to `host` for one of `reasons`."""
+    found = scene.gateway.records(sandbox=scene.box.id)
+    return [r for r in found if r.get("reason") in reasons and str(r.get("connect_host", "")).startswith(host)]
+
+
+def nothing_named_pri(scene: Scene) -> None:
+    """The preface was never taken for a request."""
+    named = [r for r in scene.gateway.records(sandbox=scene.box.id) if r.get("method") == "PRI"]
+    assert named == []
 
 
 # --- T11: concurrent streams --------------------------------------------------------------------------------------
@@ -306,6 +348,53 @@ def test_an_upload_without_a_length_arrives_byte_for_byte(scene: Scene) -> None:
     assert request.body_sha256 == hashlib.sha256(body).hexdigest()
 
 
+def test_an_upload_with_a_length_has_exactly_one_at_the_origin(scene: Scene) -> None:
+    """C054: curl sends `content-length` over HTTP/2; the origin's head has that one length and no chunks."""
+    data = hashlib.sha512(b"length").digest() * 4096
+    file = scene.gateway.home / "length.bin"
+    file.write_bytes(data)
+    answer = scene.box.curl(
+        *("--http2", "-w", "%{http_version}", "--data-binary", f"@{file}"), f"https://{scene.at('h2.test')}/upload/l"
+    )
+    assert answer.out == "done2", answer
+    (request,) = scene.origin.received
+    assert request.values("content-length") == [str(len(data))]
+    assert request.values("transfer-encoding") == []
+    assert request.body_sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_three_hundred_streams_at_once_over_three_connections_complete(scene: Scene) -> None:
+    """C092: what a package manager asks for in one go; every stream is answered, none is refused or reset."""
+    with scene.client() as one, scene.client() as two, scene.client() as three:
+        clients = (one, two, three)
+        for number, client in enumerate(clients):
+            for stream in range(100):
+                client.ask("GET", f"/plain/many-{number}-{stream}")
+        for client in clients:
+            client.settle()
+            assert [bytes(stream.body) for stream in client.streams.values()] == [b"done"] * 100
+    assert len({request.path for request in scene.origin.received}) == 300
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_three_hundred_tunnels_of_one_tool_complete(scene: Scene) -> None:
+    """C092: a CONNECT and a handshake for each of 300 requests, 50 at a time, as package managers limit themselves."""
+    options = ["-sS", "--fail", "--http1.1", "--parallel", "--parallel-max", "50", "-H", "Connection: close"]
+    urls = f"https://{scene.at('h2.test')}/plain/tunnel-[1-300]"
+    done = subprocess.run(
+        ["curl", *options, "-w", "%{http_code}\\n", "-o", "/dev/null", urls],
+        env=scene.box.environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    assert done.stdout.split() == ["200"] * 300
+    assert len({request.path for request in scene.origin.received}) == 300
+
+
 def test_an_upload_that_the_client_cuts_is_no_whole_one_at_the_origin(scene: Scene) -> None:
     """A reset stream is a cut message on the other side, never a well-formed short one."""
     with scene.client() as client:
@@ -344,7 +433,7 @@ def test_an_answer_that_the_origin_cuts_is_a_reset_stream(scene: Scene) -> None:
 
 
 def test_interim_answers_and_trailers_do_not_disturb_the_answer(scene: Scene) -> None:
-    """103 and trailers stay in the lane: the adapter cannot carry them, and the answer is whole without."""
+    """C068: 103 and trailers stay in the lane: the adapter cannot carry them, and the answer is whole without."""
     interim = head(103, (("Link", "</x>; rel=preload"),), "Early Hints")
     answer = chunked([b"one", b"two"], trailers=(("Grpc-Status", "0"),), headers=(("Trailer", "Grpc-Status"),))
     scene.origin.on("/plain/hints", script(READ, interim, answer))

@@ -321,3 +321,20 @@ def test_a_plain_socket_carries_compressed_messages(place: Place, entry: Entry) 
 
     (record,) = until(outcome)
     assert record["completed"] is True
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_silence_with_pings_and_without_ends_no_conversation(place: Place, entry: Entry) -> None:
+    """T13, C078: a minute without a byte, then five minutes in which only pings pass; both sockets still carry."""
+    clients = [opened(entry, origin)[0] for origin in (place.keyed, place.plain)]
+    for seconds in (65, *[20] * 16):
+        quiet, _, _ = select.select([client.connection for client in clients], [], [], seconds)
+        assert not quiet
+        for client in clients:
+            client.send(Ping(payload=b"%d" % seconds))
+            assert client.next() == Pong(payload=b"%d" % seconds)
+    for client in clients:
+        client.send(TextMessage(data="after all that"))
+        assert client.message() == "after all that"
+        closed(client)
