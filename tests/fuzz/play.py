@@ -30,7 +30,11 @@ def main(name: str, seconds: str, corpus: str, findings: str) -> None:
         "-rss_limit_mb=2048",
     ]
     options += [f"-artifact_prefix={findings}/", f"-dict={words.name}", "-print_final_stats=1", "-verbosity=1"]
-    atheris.Setup([sys.argv[0], corpus, *options], target.check)
+
+    def one(data: bytes) -> None:
+        target.check(data)
+
+    atheris.Setup([sys.argv[0], corpus, *options], one)
     atheris.Fuzz()
 
 

@@ -54,6 +54,14 @@ def test_a_damaged_seed_keeps_what_its_target_promises(name: str, data: st.DataO
     load(name).check(data.draw(damaged(name)))
 
 
+@pytest.mark.parametrize("name", fuzzing.NAMES)
+def test_a_corpus_reaches_what_it_is_for(name: str) -> None:
+    """At least a tenth of the seeds is accepted, and as many are refused: a stale corpus would show nothing."""
+    accepted = [load(name).check(seed) for seed in fuzzing.seeds(name)]
+    assert sum(accepted) * 10 >= len(accepted)
+    assert name in ("handoff_frames", "scrubber") or sum(accepted) * 10 <= 9 * len(accepted)
+
+
 def test_every_corpus_belongs_to_a_target_and_holds_several_inputs() -> None:
     """A corpus without a target would never be played; a target without one would start from nothing."""
     corpora = {path.stem for path in (fuzzing.FOLDER / "corpus").glob("*.txt")}

@@ -1,6 +1,7 @@
 """What the fuzz targets share: their list, their seeds, and how an input is cut into reads.
 
-A target is a module in tests/fuzz/targets/ with `check(data)`: any exception it lets through is a finding. `WORDS`
+A target is a module in tests/fuzz/targets/ with `check(data)`: any exception it lets through is a finding, and it says
+whether the input was accepted by what it feeds, so that a corpus that went stale is noticed. `WORDS`
 (optional) are byte strings that the fuzzer should know, `MAX_BYTES` bounds inputs that cost much. Its seeds are the
 lines of tests/fuzz/corpus/NAME.txt, each bytes as a bytes literal spells them, so that a change of the corpus can be
 read; `#` starts a comment.
@@ -29,10 +30,10 @@ ROOMS = ("rules", "wire", "net", "audit", "state", "broker", "proxy", "capture")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One thing to feed hostile bytes to. `check` raises where a promise is broken."""
+    """One thing to feed hostile bytes to. `check` raises where a promise is broken; True: the input was accepted."""
 
     name: str
-    check: Callable[[bytes], None]
+    check: Callable[[bytes], bool]
     words: tuple[bytes, ...]
     max_bytes: int
 

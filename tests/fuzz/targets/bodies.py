@@ -31,10 +31,10 @@ MATCHERS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def check(data: bytes) -> None:
+def check(data: bytes) -> bool:
     """See above."""
     if not data:
-        return
+        return False
     name, params = MATCHERS[data[0] % len(MATCHERS)]
     operation = Operation(
         id="a/b",
@@ -50,11 +50,12 @@ def check(data: bytes) -> None:
     found = _judged(operation, body)
     value = _json(body)
     if found is None:
-        return
+        return False
     assert isinstance(value, dict), "what is no object was recognised"
     # Another spelling of the same value is the same operation with the same arguments.
     assert _judged(operation, json.dumps(value).encode()) == found
     assert _judged(operation, json.dumps({**value, "exeat-unknown": 1}).encode()) is None, "open to unknown keys"
+    return True
 
 
 def _judged(operation: Operation, body: bytes) -> Mapping[str, Any] | None:

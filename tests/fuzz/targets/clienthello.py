@@ -18,7 +18,7 @@ WORDS = (
 _CONTEXT = Authority().server_context(("a.test",))
 
 
-def check(data: bytes) -> None:
+def check(data: bytes) -> bool:
     """See above."""
     whole = _read([data])
     for pieces in cuts(data):
@@ -27,6 +27,8 @@ def check(data: bytes) -> None:
         names = _openssl_names(data)
         # OpenSSL may refuse what we let pass (it then ends the handshake); what it takes, it takes alike.
         assert not names or names == [whole.sni], (names, whole.sni)
+        return bool(names)
+    return False
 
 
 def _read(pieces: Iterable[bytes]) -> ClientHello | str | None:

@@ -19,7 +19,7 @@ _CONTEXT = b"exeat hand-off statement 1\x00"
 """Written anew here, so that a change of what is sealed is noticed."""
 
 
-def check(data: bytes) -> None:
+def check(data: bytes) -> bool:
     """`data` is an encoded statement without its seal."""
     for unsealed in (data, bytes(MAC_BYTES) + data):
         with contextlib.suppress(WireError):
@@ -34,7 +34,7 @@ def check(data: bytes) -> None:
     try:
         statement = open_sealed(sealed, KEY)
     except WireError:
-        return
+        return False
     assert claimed_worker(sealed) == statement.worker
     again = seal(statement, KEY)
     assert again == sealed, "one statement in two spellings"
@@ -45,3 +45,4 @@ def check(data: bytes) -> None:
         assert facts.destination.host.text == statement.host
         assert facts.destination.port == statement.port
         assert facts.method == statement.method
+    return True

@@ -78,15 +78,14 @@ WORDS = (
 )  # fmt: skip
 
 
-def check(data: bytes) -> None:
+def check(data: bytes) -> bool:
     """See above."""
     if not data:
-        return
+        return False
     row = ROWS[data[0] % len(ROWS)]
     if row.name in HEAD_MATCHERS:
-        _head(row, data[1:].decode("latin-1"))
-    else:
-        _body(row, data[1:])
+        return _head(row, data[1:].decode("latin-1"))
+    return _body(row, data[1:])
 
 
 def _facts(row: Row, target: str) -> RequestFacts:
@@ -100,31 +99,33 @@ def _facts(row: Row, target: str) -> RequestFacts:
     )
 
 
-def _head(row: Row, target: str) -> None:
+def _head(row: Row, target: str) -> bool:
     try:
         facts = _facts(row, target)
     except FactsRefused:
-        return
-    _stated(row, HEAD_MATCHERS[row.name](row.params, facts))
+        return False
+    return _stated(row, HEAD_MATCHERS[row.name](row.params, facts))
 
 
-def _body(row: Row, body: bytes) -> None:
+def _body(row: Row, body: bytes) -> bool:
     facts = _facts(row, row.target)
     judge = EVALUATORS[row.name]
     found = judge(row.params, body, replace(facts, body=body, partial=row.prefix))
-    _stated(row, found)
+    stated = _stated(row, found)
     if row.prefix and found is not None:
         more = body + b"PACK0000"
         again = judge(row.params, more, replace(facts, body=more, partial=True))
         assert again is None or again == found, "what follows makes it another operation"
+    return stated
 
 
-def _stated(row: Row, found: Mapping[str, Any] | None) -> None:
+def _stated(row: Row, found: Mapping[str, Any] | None) -> bool:
     if found is None:
-        return
+        return False
     may = arguments_of(row.name, row.params)
     assert found.keys() <= may, (found, may)
     for value in found.values():
         assert value if isinstance(value, tuple) else isinstance(value, str)
         assert all(isinstance(item, str) for item in value)
     settled(found)
+    return True

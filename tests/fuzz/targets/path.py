@@ -13,7 +13,7 @@ WORDS = (
 )  # fmt: skip
 
 
-def check(data: bytes) -> None:
+def check(data: bytes) -> bool:
     """See above."""
     text = data.decode("latin-1")
     path_text, question, query_text = text.partition("?")
@@ -21,7 +21,7 @@ def check(data: bytes) -> None:
     try:
         path = CanonicalPath.parse(path_text)
     except InvalidTarget:
-        return
+        return False
     assert path.raw == path_text
     assert CanonicalPath.parse(path.raw) == path
     assert urlsplit(f"http://a.test{path.raw}").path == path.raw
@@ -36,6 +36,7 @@ def check(data: bytes) -> None:
         if not (path.encoded_slash and reading is once):
             assert posixpath.normpath(reading) == (reading.rstrip("/") or "/")
     assert not any(part in (".", "..") for part in once.split("/"))
+    return True
 
 
 def _query(text: str | None) -> None:

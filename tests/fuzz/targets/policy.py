@@ -21,7 +21,7 @@ WORDS = (
 PEM = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"
 
 
-def check(data: bytes) -> None:
+def check(data: bytes) -> bool:
     """See above."""
     text, mark, operator = data.decode("utf-8", "replace").partition("\n%%%\n")
     files = {"policy.yaml": text} | ({"credentials.yaml": operator} if mark else {})
@@ -39,8 +39,9 @@ def check(data: bytes) -> None:
             assert 1 <= problem.line <= len(files[problem.file].splitlines()) + 1
             assert problem.column >= 1
             assert problem.message
-        return
+        return False
     policy = compile_policy(parsed.document)
     assert policy.digest == digest(parsed.document)
     assert all(rule.operations or rule.hosts for role in policy.roles.values() for rule in role.rules)
     run_tests(policy, parsed.tests)
+    return True

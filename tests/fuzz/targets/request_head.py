@@ -40,19 +40,19 @@ WORDS = (
 TUNNEL = TunnelFacts(host=Host("a.test"), port=443)
 
 
-def check(data: bytes) -> None:
+def check(data: bytes) -> bool:
     """See above."""
     try:
         head = parse_request_head(data)
     except HeadRefused as refused:
         assert reason(refused.reason).status >= 400
-        return
+        return False
     _plain(data, head)
     try:
         _second_request(data, head)
         upgrade = requested_upgrade(head)
     except HeadRefused:
-        return  # the engine asks both parsers, the lane about upgrades: this head goes no further
+        return False  # the engine asks both parsers, the lane about upgrades: this head goes no further
     if head.method != "CONNECT" and upgrade is None:
         _llhttp_ends_it_alike(data, head)
     for tunnel in (None, TUNNEL):
@@ -67,6 +67,7 @@ def check(data: bytes) -> None:
                 upgrade=upgrade,
             )
     _sent_on(head)
+    return True
 
 
 def _plain(data: bytes, head: RequestHead) -> None:

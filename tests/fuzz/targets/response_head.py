@@ -28,13 +28,13 @@ WORDS = (
 )  # fmt: skip
 
 
-def check(data: bytes) -> None:
+def check(data: bytes) -> bool:
     """See above."""
     try:
         head = parse_response_head(data)
     except HeadRefused as refused:
         assert refused.reason == "upstream-protocol"
-        return
+        return False
     assert 100 <= head.status <= 599
     assert data.count(b"\r") == data.count(b"\n") == data.count(b"\r\n")
     names = [line.split(b":")[0].lower() for line in data[:-4].split(b"\r\n")[1:]]
@@ -44,10 +44,11 @@ def check(data: bytes) -> None:
     try:
         _second_response(data, head)
     except HeadRefused:
-        return
+        return False
     for method in ("GET", "HEAD", "POST"):
         _ends(data, head, method)
     _sent_down(head)
+    return True
 
 
 class _Ended:
