@@ -9,13 +9,15 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.support.gateway import Box, Completed, TestGateway
-from tests.support.imageregistry import PROGRAM, ImageRegistry, make_image
+from tests.support.imageregistry import PROGRAM, ImageRegistry, TokenServer, make_image
+from tests.support.origins import Origin
 
 pytestmark = [
     pytest.mark.xdist_group("image-registry"),
@@ -36,9 +38,11 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 DIGEST = "sha256:" + "a" * 64
 
 
-def policy(plain: ImageRegistry, keyed: ImageRegistry) -> str:
+def policy(plain: ImageRegistry, keyed: ImageRegistry, public: ImageRegistry, realm: Origin) -> str:
     return f"""
     services:
+      public: {{like: oci, base: "{public.base}"}}
+      realm: {{like: oci, base: "{realm.base}"}}
       plain: {{like: oci, base: "{plain.base}"}}
       keyed: {{like: oci, base: "{keyed.base}"}}
     roles:
@@ -56,8 +60,12 @@ def policy(plain: ImageRegistry, keyed: ImageRegistry) -> str:
             operations: [image.push]
             with: {{repository: "team/*"}}
             credential: images
+          - {{service: public, operations: [image.pull], with: {{repository: "team/*"}}, client_auth: pass}}
+          - {{service: realm, operations: [token.pull], with: {{repository: "team/*"}}}}
       owner:
         allow:
+          - {{service: public, operations: [read, write], client_auth: pass}}
+          - {{service: realm, operations: [token.pull, token.push]}}
           - {{service: plain, operations: [read, write, disclose]}}
           - {{service: keyed, operations: [read, write, disclose], credential: images}}
     """
@@ -68,6 +76,7 @@ class Place:
     """Two registries and the gateway. `owner` may do everything, `agent` what the rules of its role say."""
 
     registries: dict[str, ImageRegistry]
+    tokens: TokenServer
     agent: Box
     owner: Box
     image: Path
@@ -94,27 +103,34 @@ class Place:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("images")
     digest = make_image(folder / "image")
-    with (
-        ImageRegistry(folder / "plain", "open.test", address="127.0.0.95") as plain,
-        ImageRegistry(
+    with Origin("realm.test", address="127.0.0.97").run_in_thread() as realm, ExitStack() as opened:
+        tokens = TokenServer(realm.base)
+        realm.on("/token", tokens)
+        plain = ImageRegistry(folder / "plain", "open.test", address="127.0.0.95")
+        keyed = ImageRegistry(
             folder / "keyed", "keyed.test", address="127.0.0.96", user="agent", password_hash=KEY_HASH
-        ) as keyed,
-        TestGateway(
-            tmp_path_factory.mktemp("registry"),
-            policy=policy(plain, keyed),
-            credentials=CREDENTIALS,
-            secrets={"images": KEY},
-            origins=[plain, keyed],  # type: ignore[list-item]  # as much of an Origin as the policy is written from
-        ) as gateway,
-    ):
+        )
+        public = ImageRegistry(folder / "public", "public.test", address="127.0.0.98", tokens=tokens)
+        for registry in (plain, keyed, public):
+            opened.enter_context(registry)
+        gateway = opened.enter_context(
+            TestGateway(
+                tmp_path_factory.mktemp("registry"),
+                policy=policy(plain, keyed, public, realm),
+                credentials=CREDENTIALS,
+                secrets={"images": KEY},
+                origins=[plain, keyed, public, realm],  # type: ignore[list-item]  # as much of an Origin as is needed
+            )
+        )
         made = Place(
-            {"plain": plain, "keyed": keyed},
+            {"plain": plain, "keyed": keyed, "public": public},
+            tokens,
             gateway.sandbox("agent"),
             gateway.sandbox("owner"),
             folder / "image",
             digest,
         )
-        for which in made.registries:
+        for which in ("plain", "keyed"):
             for name in ("secret/base", "base"):
                 copied = made.copy(made.owner, which, f"{name}:v1")
                 assert copied.code == 0, copied
@@ -212,6 +228,26 @@ def test_an_image_that_may_be_pulled_may_not_be_written(place: Place) -> None:
     """Expect the two operations to have bindings of their own."""
     assert place.ask(place.agent, "plain", "GET", "/v2/base/manifests/v1")[0] == 200
     assert place.ask(place.agent, "plain", "PUT", "/v2/base/manifests/v1")[0] == 403
+
+
+def test_tokens_are_good_for_no_more_than_the_rule(place: Place, tmp_path: Path) -> None:
+    """Expect a client that fetches its own token to pull what the rule names, and no token that pulls more or pushes.
+
+    The token call is judged by every scope; the token itself travels because the rule lets the client's authority pass.
+    """
+    for name in ("team/shared:v1", "secret/other:v1"):
+        pushed = place.copy(place.owner, "public", name)
+        assert pushed.code == 0, pushed
+    before = len(place.tokens.asked)
+    refused = place.skopeo(place.agent, "copy", place.url("public", "secret/other:v1"), f"oci:{tmp_path / 'other'}:v1")
+    assert refused.code != 0
+    pushed = place.copy(place.agent, "public", "team/mine:v1")
+    assert pushed.code != 0
+    assert len(place.tokens.asked) == before
+    assert "team/mine" not in place.registries["public"].repositories()
+    pulled = place.skopeo(place.agent, "copy", place.url("public", "team/shared:v1"), f"oci:{tmp_path / 'shared'}:v1")
+    assert pulled.code == 0, pulled
+    assert place.tokens.asked[before:] == [["repository:team/shared:pull"]]
 
 
 def test_the_catalogue_and_removals_where_a_rule_names_them(place: Place, which: str) -> None:

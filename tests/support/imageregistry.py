@@ -5,11 +5,12 @@ with ImageRegistry(folder, "registry.test", address="127.0.0.95") as registry:
     registry.tags("team/shop")              # as it has them on disk
 make_image(folder / "image")            # an OCI layout with one layer, tag v1: skopeo reads oci:FOLDER:v1
 
-With `user` and `password_hash` (bcrypt) it asks for Basic authentication.
+With `user` and `password_hash` (bcrypt) it asks for Basic authentication; with a TokenServer for that one's tokens.
 """
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import io
@@ -18,12 +19,20 @@ import shutil
 import socket
 import subprocess
 import tarfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import parse_qs
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from tests.support.authority import Authority
 from tests.support.gateway import PATH, free_port
+from tests.support.origins import Exchange
 from tests.support.waiting import until
 
 PROGRAM = shutil.which("docker-registry", path=f"{PATH}:/usr/sbin:/usr/bin")
@@ -34,7 +43,16 @@ class ImageRegistry:
 
     tls = True
 
-    def __init__(self, folder: Path, name: str, *, address: str, user: str = "", password_hash: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        address: str,
+        user: str = "",
+        password_hash: str = "",
+        tokens: TokenServer | None = None,
+    ) -> None:
         folder.mkdir()
         self._folder = folder
         self.names = (name,)
@@ -54,6 +72,16 @@ class ImageRegistry:
         if user:
             (folder / "users").write_text(f"{user}:{password_hash}\n")
             config["auth"] = {"htpasswd": {"realm": "registry", "path": str(folder / "users")}}
+        if tokens is not None:
+            (folder / "roots.pem").write_text(tokens.authority.pem)
+            config["auth"] = {
+                "token": {
+                    "realm": tokens.realm,
+                    "service": tokens.service,
+                    "issuer": tokens.issuer,
+                    "rootcertbundle": str(folder / "roots.pem"),
+                }
+            }
         (folder / "config.yml").write_text(json.dumps(config))
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -107,6 +135,52 @@ class ImageRegistry:
         assert self._process.poll() is None, (self._folder / "out").read_text(errors="replace")
         with socket.socket() as probe:
             return not probe.connect_ex((self.address, self.port))
+
+
+class TokenServer:
+    """Gives a token for whatever is asked, as registries do for public images (distribution, docs/spec/auth/token.md).
+
+    origin.on("/token", TokenServer(origin.base)); `asked` holds the scopes of each call.
+    """
+
+    service = "registry"
+    issuer = "tests"
+
+    def __init__(self, base: str) -> None:
+        self.realm = f"{base}/token"
+        self.authority = Authority("Tokens")
+        pem = self.authority.issue(("tokens.test",))
+        key = serialization.load_pem_private_key(pem, None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        self._key = key
+        self._chain = [
+            base64.b64encode(x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)).decode()
+        ]
+        self.asked: list[list[str]] = []
+
+    async def __call__(self, exchange: Exchange) -> None:
+        query = parse_qs(exchange.request.target.partition("?")[2])
+        scopes = [scope for value in query.get("scope", []) for scope in value.split(" ")]
+        self.asked.append(scopes)
+        access = [
+            {"type": kind, "name": name, "actions": actions.split(",")}
+            for kind, name, actions in (scope.split(":") for scope in scopes)
+        ]
+        now = int(time.time())
+        claims = {"iss": self.issuer, "sub": "", "aud": self.service, "exp": now + 300, "nbf": now - 60, "iat": now}
+        head = {"typ": "JWT", "alg": "ES256", "x5c": self._chain}
+        signed = b".".join(
+            _part(json.dumps(part).encode()) for part in (head, {**claims, "jti": "1", "access": access})
+        )
+        r, s = decode_dss_signature(self._key.sign(signed, ec.ECDSA(hashes.SHA256())))
+        token = (signed + b"." + _part(r.to_bytes(32, "big") + s.to_bytes(32, "big"))).decode()
+        await exchange.read_body()
+        answer = json.dumps({"token": token, "expires_in": 300}).encode()
+        await exchange.answer(200, answer, (("Content-Type", "application/json"),))
+
+
+def _part(raw: bytes) -> bytes:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=")
 
 
 def make_image(folder: Path, content: bytes = b"hello from an image\n", tag: str = "v1") -> str:
