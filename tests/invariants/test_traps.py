@@ -65,6 +65,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sandbox list": ("--config", "{config}"),
     "sandbox show": ("sb_none", "--config", "{config}"),
     "sandbox end": ("sb_none", "--config", "{config}"),
+    "sandbox prove": ("sb_none", "--capture", "exqtrap", "--netns", "{dir}/none", "--config", "{config}"),
+    "doctor": ("--outside", "--config", "{config}"),
     "secret add": ("trap-test", "--config", "{config}"),
     "secret rotate": ("trap-test", "--config", "{config}"),
     "secret list": ("--config", "{config}"),
@@ -86,9 +88,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "capture tap": ("exqtrap",),
     "capture docker": ("-",),
 }
-TYPED_ELSEWHERE = {"up", "doctor"}
-"""`up` runs for the whole module, started in the trap folder. `doctor` reads no setting, and dials past every proxy: it
-runs in sandboxes only (tests/integration/test_doctor.py)."""
+TYPED_ELSEWHERE = {"up"}
+"""It runs for the whole module, started in the trap folder."""
 
 
 class Traps:
