@@ -78,5 +78,10 @@ def _json(body: bytes) -> Any:
         value = load(body)
     except InvalidJson:
         return None
-    assert json.loads(body) == value or value != value
+    assert json.loads(body, object_pairs_hook=_each_once) == value
     return value
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(pairs)) == len(pairs), "a key that stands twice was taken"
+    return dict(pairs)

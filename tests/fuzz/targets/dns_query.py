@@ -40,6 +40,7 @@ def check(data: bytes) -> bool:
         return False
     reply = dns.message.from_wire(raw)
     query = dns.message.from_wire(data)
+    assert len(query.question) == 1
     assert reply.question == query.question
     assert not reply.authority
     assert not reply.additional
