@@ -40,7 +40,7 @@ _PIECE_BYTES = 400
 _FEW_SYMBOLS = 3
 """A window of so few distinct bytes is no part of anything unpredictable; the whole secret still counts."""
 SLICE_BYTES = 64 * 1024
-SLICE_ESCAPES = 1024
+SLICE_ESCAPES = 512
 """Searched at once: undoing an escape costs a microsecond, so that 64 KiB of nothing else take 20 to 70 ms."""
 
 
