@@ -41,9 +41,9 @@ from net.stream import NetError
 from wire.dns import answer
 from wire.probe import MARK, NONCE_BYTES, PROOF_BYTES, proof
 
-PROBE_SECONDS: Final = 4.0
+PROBE_SECONDS: Final = 8.0
 """For all tries together; they run at once."""
-PROCESS_SECONDS: Final = 20.0
+PROCESS_SECONDS: Final = 30.0
 HOST_ADDRESSES: Final = 8
 """Addresses of this machine that are tried."""
 _STUB: Final = IPv4Network("198.18.0.0/15")
