@@ -5,7 +5,10 @@ Two TLS origins (one with a credential), one clear-text origin. Every case goes 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from exeat.boundary import find_capture_tools
 from tests.support.entries import ENTRIES, Entry, connect_through, entry_of, read_to_end, tls_through, trusting
 from tests.support.gateway import TestGateway
+from tests.support.machines import own_network
 from tests.support.origins import Origin
 from tests.support.waiting import until
+from tests.support.world import world
 
 pytestmark = pytest.mark.xdist_group("destination-identity")
 
@@ -225,12 +231,20 @@ def _own_hosts_file(hosts: Path) -> list[str]:
 
 
 def test_an_answer_with_one_forbidden_address_is_refused_whole(tmp_path: Path) -> None:
-    """T04: a mixed answer and a mapped metadata address are 403 without a connection; the good one alone is 200."""
+    """T04: a mixed answer and a mapped metadata address are 403, the good one alone is 200; none is ever tried.
+
+    As root in a network whose default route leads to a witness, so that an attempt at the address would be seen.
+    """
     hosts = tmp_path / "hosts"
     hosts.write_text(HOSTS)
     prefix = _own_hosts_file(hosts)
     names = ("mixed.test", "mapped.test", "alone.test")
-    with Origin(*names, address="127.0.0.34").run_in_thread() as origin:
+    with contextlib.ExitStack() as stack:
+        outside = None
+        if os.geteuid() == 0 and find_capture_tools() is not None:
+            stack.enter_context(own_network())
+            outside = stack.enter_context(world())
+        origin = stack.enter_context(Origin(*names, address="127.0.0.34").run_in_thread())
         rules = "\n".join(
             f'      - {{name: {name}, host: {name}, port: {origin.port}, methods: [GET], paths: ["/**"]}}'
             for name in names
@@ -254,3 +268,12 @@ def test_an_answer_with_one_forbidden_address_is_refused_whole(tmp_path: Path) -
                     assert record["error"] == "address-refused"
                     assert "169.254.169.254" in str(record["address"]) or "a9fe:a9fe" in str(record["address"])
             assert [request.header("host") for request in origin.received] == [f"alone.test:{origin.port}"]
+            if outside is not None:
+                outside.sync()
+                assert outside.heard() == []
+                for address in ("169.254.169.254", "2001:db8::1"):  # the witness would have seen it
+                    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                        probe.sendto(b"x", (address, 443))
+                outside.sync()
+                assert {"udp 169.254.169.254 443", "udp 2001:db8::1 443"} <= set(outside.heard())

@@ -157,6 +157,8 @@ def test_a_stray_placeholder_is_stopped_on_a_plain_rule(scene: Scene, header: st
 # --- T25: paths --------------------------------------------------------------------------------------------------
 
 ENTRIES = ("connect", "absolute")
+OTHER_PATHS = ("/publicx/a", "/public", "/PUBLIC/a", "/secret", "/secret/public/a")
+"""Well written, and not what is permitted."""
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -189,7 +191,7 @@ def test_no_spelling_leads_out_of_the_permitted_path(scene: Scene, entry: str, p
     """T25: `GET /public/**` alone is permitted; no spelling of a way out shows the secret page of a lax origin."""
     answer = scene.get(scene.url(entry, path))
     assert "THE-SECRET-PAGE" not in answer.out
-    assert status(answer) in (400, 403), path
+    assert status(answer) in ((403,) if path in OTHER_PATHS else (400, 403)), path
     assert scene.requests == []
 
 

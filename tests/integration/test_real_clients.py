@@ -106,7 +106,7 @@ def entry(request: pytest.FixtureRequest, place: Place) -> Iterator[Entry]:
 
 
 def test_a_push_is_refused_and_git_says_by_whom(place: Place, entry: Entry) -> None:
-    """Push is refused at its first request, nothing reaches the forge, and git's message names the proxy."""
+    """T26: push is refused at its first request, nothing reaches the forge, and git's message names the proxy."""
     before = len(place.forge.received)
     clone = entry.shared / "to-push"
     assert entry.command("git", "clone", "-q", place.forge.url("/o/r.git"), str(clone)).code == 0
@@ -153,7 +153,7 @@ def test_npm(place: Place, entry: Entry) -> None:
 
 
 def test_git_clone(place: Place, entry: Entry) -> None:
-    """git clones over smart HTTP, in the present protocol version and in the first."""
+    """T26: git clones over smart HTTP, in the present protocol version and in the first."""
     for version in ("2", "0"):
         clone = entry.shared / f"clone-{version}"
         done = entry.command(
