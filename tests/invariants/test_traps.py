@@ -65,16 +65,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sandbox list": ("--config", "{config}"),
     "sandbox show": ("sb_none", "--config", "{config}"),
     "sandbox end": ("sb_none", "--config", "{config}"),
-<<<<<<< theirs-working
     "sandbox thaw": ("sb_none", "--config", "{config}"),
-=======
-<<<<<<< Updated upstream
->>>>>>> mine
     "sandbox prove": ("sb_none", "--capture", "exqtrap", "--netns", "{dir}/none", "--config", "{config}"),
     "doctor": ("--outside", "--config", "{config}"),
-=======
-    "sandbox thaw": ("sb_none", "--config", "{config}"),
->>>>>>> Stashed changes
     "secret add": ("trap-test", "--config", "{config}"),
     "secret rotate": ("trap-test", "--config", "{config}"),
     "secret list": ("--config", "{config}"),
