@@ -190,6 +190,29 @@ async def test_a_peer_that_is_killed_breaks_the_stream_while_nobody_reads():
     assert broken.value.kind == "truncated"
 
 
+@pytest.mark.parametrize("paused", [False, True])
+async def test_what_waits_under_tls_is_no_silence(paused):
+    """silent() is false for plain text, cipher text and an end that nobody took; session tickets are taken first."""
+    client, server = await both()
+    assert client.receive_nowait() is None  # the tickets that came behind the handshake
+    assert client.silent()
+    if paused:
+        client.pause_reading()
+    server.write(b"unasked")
+    assert not client.silent()
+    assert await client.receive() == b"unasked"
+    assert client.silent()
+    client.unread(b"put back")
+    assert not client.silent()
+    assert await client.receive() == b"put back"
+    if paused:
+        client.pause_reading()
+    await server.send_eof()
+    assert not client.silent()
+    assert await client.receive() == b""
+    assert not client.silent()
+
+
 async def test_a_half_close_is_no_break():
     """close_notify and the end of the transport leave the answer's direction open: on_broken is not called."""
     client, server = await both()
