@@ -299,7 +299,10 @@ def page(measured: list[Measured], rounds: int, seconds: float, *, realtime: boo
         f"- Date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC; commit {commit or 'unknown'}",
         f"- Machine: {os.cpu_count()} processors, Linux {platform.release()}, Python {platform.python_version()}; "
         f"load average {os.getloadavg()[0]:.1f} at the end (above 2: others worked here too)",
-        "- Gateway, neighbour and its origin ran as real-time processes" if realtime else "- Ordinary scheduling",
+        "- Gateway, neighbour and its origin ran as real-time processes: the kernel's own threads, which bring "
+        "records to the disk, come last then"
+        if realtime
+        else "- Ordinary scheduling",
         f"- Medians of {rounds} rounds of {seconds:g} s; within: p99 at most {FACTOR:g} x alone, or {BOUND_MS:g} ms",
         "",
         "| abuse by another | lane | p50 alone | p99 alone | p50 under abuse | p99 under abuse | ratio | within |",
