@@ -26,6 +26,7 @@ from exeat.settings import load_settings
 from tests.support.gateway import EXEAT, PATH, TestGateway
 from tests.support.netns import NSENTER, Made, made, with_key
 from tests.support.waiting import until
+from wire.probe import MARK
 
 pytestmark = [
     pytest.mark.xdist_group("proving"),
@@ -131,7 +132,7 @@ def test_a_probe_that_gives_no_result_proves_nothing(monkeypatch: pytest.MonkeyP
 
 
 def test_a_program_inside_cannot_play_the_worker() -> None:
-    """Without the channel key nobody's answer counts, and no sandbox can mark its packets as ours."""
+    """Without the channel key nobody's answer counts."""
     with made() as place:
         assert "direct" in prove(with_key(place.namespaces, b"x" * 32), seconds=1.0).passed
 
@@ -192,6 +193,14 @@ async def start(gateway: TestGateway, *argv: str) -> None:
         session.sandbox(link, argv=argv, surroundings=around, role="agent", capture=True) as running,
     ):
         await running.wait()
+
+
+def test_a_sandbox_cannot_pass_its_connections_off_as_a_probes(gateway: TestGateway) -> None:
+    """The mark that makes the worker answer without judging or recording takes a capability that no sandbox has."""
+    program = f"import socket; socket.socket().setsockopt(socket.SOL_SOCKET, 36, {MARK})"
+    done = gateway.run("/usr/bin/python3", "-c", program)
+    assert done.code == 1, done
+    assert "PermissionError" in done.err
 
 
 def test_a_hole_that_comes_later_ends_the_sandbox(gateway: TestGateway) -> None:
