@@ -319,16 +319,18 @@ def _allow(rule: Rule, snapshot: Snapshot) -> dict[str, Any]:
 def _operation(operation: Operation) -> dict[str, Any]:
     default = 443 if operation.scheme == "https" else 80
     port = "" if operation.port == default else f":{operation.port}"
-    return {
+    head = operation.head
+    # What a protocol's matcher recognises lies below its base; its paths alone would promise too much.
+    paths = [path.template for path in operation.paths] if head is None else [head.prefix + "/"]
+    shown: dict[str, Any] = {
         "operation": operation.id,
         "effect": operation.effect,
         "methods": list(operation.methods),
-        "urls": [
-            f"{operation.scheme}://{_host(host)}{port}{path.template}"
-            for host in operation.hosts
-            for path in operation.paths
-        ],
+        "urls": [f"{operation.scheme}://{_host(host)}{port}{path}" for host in operation.hosts for path in paths],
     }
+    if head is not None:
+        shown["only"] = " ".join((head.matcher, *(str(head.params[name]) for name in sorted(head.params))))
+    return shown
 
 
 def _host(pattern: HostPattern) -> str:
@@ -348,7 +350,8 @@ def _allowed_text(listed: Mapping[str, Any]) -> str:
         lines.append(f"allow  {rule['rule']}" + (f" ({'; '.join(extra)})" if extra else ""))
         for operation in rule["operations"]:
             methods = "|".join(operation["methods"])
-            lines += [f"         {operation['effect']:8} {methods} {url}" for url in operation["urls"]]
+            only = f" only as {operation['only']}" if "only" in operation else ""
+            lines += [f"         {operation['effect']:8} {methods} {url}{only}" for url in operation["urls"]]
     return "\n".join(lines) + "\n"
 
 

@@ -203,6 +203,20 @@ async def test_ending_the_sandbox_cuts_a_push_in_the_middle(forge: Forge) -> Non
     assert outcome["error"] == "sandbox-ended"
 
 
+async def test_the_help_host_promises_a_push_and_no_more(forge: Forge) -> None:
+    """Expect what a matcher recognises to be listed as such, not as every path of its host."""
+    client = forge.house.connect()
+    headers = f"Proxy-Authorization: {basic()}\r\nAccept: "
+    head = f"GET http://exeat.internal/allowed HTTP/1.1\r\nHost: exeat.internal\r\n{headers}"
+    client.send(head + "application/json\r\n\r\n")
+    (rule_shown,) = (await client.answer()).json["allow"]
+    assert {(tuple(one["urls"]), one["only"]) for one in rule_shown["operations"]} == {
+        ((forge.origin.base + "/",), f"git_repository {suffix}") for suffix in ("info/refs", "git-receive-pack")
+    }
+    client.send(head + "text/plain\r\n\r\n")
+    assert f"POST {forge.origin.base}/ only as git_repository git-receive-pack" in (await client.answer()).body.decode()
+
+
 # --- through the broker ---
 
 
