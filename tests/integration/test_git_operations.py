@@ -193,6 +193,15 @@ def test_another_repository_is_refused_at_discovery(place: Place, which: str, wo
     assert len(place.origin(which).received) == before
 
 
+def test_a_clone_of_another_repository_is_refused_at_discovery(place: Place, tmp_path: Path) -> None:
+    """Expect a rule that binds the repository to hold for fetches too, and git to show our words (T26)."""
+    before = len(place.origin("keyed").received)
+    cloned = place.box.command("git", "clone", "-q", place.origin("keyed").url("/other/r.git"), str(tmp_path / "x"))
+    assert cloned.code != 0
+    assert "Exeat" in cloned.err, cloned
+    assert len(place.origin("keyed").received) == before
+
+
 # --- pushes that are permitted ---
 
 
