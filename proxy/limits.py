@@ -28,7 +28,7 @@ from rules.policy import HostPattern, Policy
 HOUR_SECONDS: Final = 3600.0
 
 
-REGISTRIES: Final = frozenset({"pypi", "npm"})
+REGISTRIES: Final = frozenset({"pypi", "npm", "cargo", "go", "bundler", "apt", "oci", "huggingface", "registry"})
 """Refusal shapes of package registries: services where a 404 means that a name was tried."""
 
 

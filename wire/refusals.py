@@ -168,11 +168,6 @@ def _lfs(document: Mapping[str, Any]) -> tuple[str, bytes]:
     return "application/vnd.git-lfs+json", _json({"message": " ".join(_lines(document)), "exeat": document})
 
 
-def _lfs(document: Mapping[str, Any]) -> tuple[str, bytes]:
-    # docs/api/batch.md of git-lfs, "Response Errors": the client shows `message`.
-    return "application/vnd.git-lfs+json", _json({"message": " ".join(_lines(document)), "exeat": document})
-
-
 def _packet(data: bytes) -> bytes:
     return b"%04x" % (len(data) + 4) + data
 
@@ -249,9 +244,11 @@ def _oci(document: Mapping[str, Any]) -> tuple[str, bytes]:
 _SHAPES: dict[str, Callable[[Mapping[str, Any]], tuple[str, bytes]]] = {
     "problem": _problem,
     "pypi": _problem,
+    "apt": _problem,
+    "huggingface": _problem,
+    "registry": _problem,
     "git": _git,
     "git-push": _git_push,
-    "lfs": _lfs,
     "lfs": _lfs,
     "bundler": _git,
     "cargo": _git,

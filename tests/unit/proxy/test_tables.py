@@ -11,10 +11,11 @@ import pytest
 
 from proxy.directory import SnapshotDirectory, SnapshotInvalid, read_snapshot
 from proxy.identity import Identified, identify, same_identity
-from proxy.limits import DIVIDED, Budgets, Connections, LimitTable, RefusalLeaves, RefusalPace
+from proxy.limits import DIVIDED, REGISTRIES, Budgets, Connections, LimitTable, RefusalLeaves, RefusalPace
 from proxy.liveset import Live
 from proxy.ports import Directory, DirectoryUnavailable, LiveKey
 from proxy.recent import PER_SANDBOX, RecentRefusals, RefusalNote
+from rules.catalogue import builtin_services
 from rules.decide import decide_request
 from rules.decision import Permit
 from rules.facts import RequestFacts, TunnelFacts
@@ -142,6 +143,18 @@ def test_names_that_a_registry_does_not_have_are_counted() -> None:
     assert budgets.charge(RULES, permit, facts) == "limit-reached"
     clock.advance(3600)
     assert budgets.charge(RULES, permit, facts) is None
+
+
+@pytest.mark.parametrize(
+    "service",
+    ["alpine", "conda", "crates", "debian", "dockerhub", "ghcr", "go", "huggingface", "maven", "npm", "nuget", "oci"]
+    + ["pypi", "pytorch", "quay", "rubygems", "terraform", "ubuntu", "ubuntu-ppa"],
+)
+def test_every_registry_of_the_catalogue_is_one_here(service: str) -> None:
+    """A made-up name is a word said to whoever runs it, whatever the language."""
+    reads = builtin_services()[service].select("read")
+    assert reads
+    assert {operation.native for operation in reads} <= REGISTRIES
 
 
 def test_an_upload_reservation_is_bounded_and_given_back() -> None:
