@@ -147,8 +147,10 @@ def test_names_that_a_registry_does_not_have_are_counted() -> None:
 
 @pytest.mark.parametrize(
     "service",
-    ["alpine", "conda", "crates", "debian", "dockerhub", "ghcr", "go", "huggingface", "maven", "npm", "nuget", "oci"]
-    + ["pypi", "pytorch", "quay", "rubygems", "terraform", "ubuntu", "ubuntu-ppa"],
+    (
+        "alpine conda crates debian dockerhub ghcr go huggingface maven npm nuget oci pypi pytorch quay rubygems "
+        "terraform ubuntu ubuntu-ppa"
+    ).split(),
 )
 def test_every_registry_of_the_catalogue_is_one_here(service: str) -> None:
     """A made-up name is a word said to whoever runs it, whatever the language."""
