@@ -31,11 +31,13 @@ def foreign_authority(
     if restrictions.client_auth:
         return None
     slot_header, slot_query = _slot_names(credential)
+    own_headers = {name for op in operations for name in op.auth_headers}
+    own_query = {name for op in operations for name in op.auth_query}
     seen: set[str] = set()
     for name, value in facts.headers:
         if name == "sec-websocket-protocol" and _carries_key(value):
             return "client-authority"
-        if name == "proxy-authorization" or not (name in AUTH_HEADERS or name == slot_header):
+        if name == "proxy-authorization" or not (name in AUTH_HEADERS or name in own_headers or name == slot_header):
             continue  # Proxy-Authorization is the sandbox's own token towards us; it is never forwarded
         if name in seen or name != slot_header or credential is None or not _holds_placeholder(credential, value):
             return "client-authority"
@@ -45,7 +47,7 @@ def foreign_authority(
             if name in seen or not _is_placeholder(credential, value):
                 return "client-authority"
             seen.add(name)
-        elif name.strip().lower() in AUTH_QUERY and not _listed(operations, name):
+        elif name.strip().lower() in AUTH_QUERY | own_query and not _listed(operations, name):
             return "client-authority"
     return None
 

@@ -170,8 +170,8 @@ def _rule(value: Any, operations: Mapping[str, Operation]) -> Rule:
 
 _OPERATION = (
     "effect hosts port scheme methods paths query query_required request_headers head body arguments must_bind unbound "
-    "fold extra_request_headers native placeholders_inert redirects_declared download websocket request_bytes "
-    "answer extra_response_headers"
+    "fold auth_headers auth_query extra_request_headers native placeholders_inert redirects_declared download "
+    "websocket request_bytes answer extra_response_headers"
 )
 
 
@@ -208,6 +208,8 @@ def _operation(name: str, value: Any) -> Operation:
         must_bind=_texts(whole["must_bind"], "must_bind"),
         unbound=_texts(whole["unbound"], "unbound"),
         fold=_texts(whole["fold"], "fold"),
+        auth_headers=_texts(whole["auth_headers"], "auth_headers"),
+        auth_query=_texts(whole["auth_query"], "auth_query"),
         extra_request_headers=_texts(whole["extra_request_headers"], "extra_request_headers"),
         native=_text(whole["native"], "native"),
         placeholders_inert=_flag(whole["placeholders_inert"], "placeholders_inert"),

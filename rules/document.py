@@ -65,6 +65,8 @@ def encode_operation(op: Operation) -> Json:
         "must_bind": list(op.must_bind),
         "unbound": list(op.unbound),
         "fold": list(op.fold),
+        "auth_headers": list(op.auth_headers),
+        "auth_query": list(op.auth_query),
         "extra_request_headers": list(op.extra_request_headers),
         "native": op.native,
         "placeholders_inert": op.placeholders_inert,

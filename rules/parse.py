@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any, cast
 
 from rules import grammar
@@ -33,6 +34,7 @@ from rules.credentials_file import SecretBinding, WrittenCredential, read_creden
 from rules.destinations import read_destinations
 from rules.document import VERSION, encode_credential, encode_destination, encode_operation, encode_rule
 from rules.names import RuleId
+from rules.openapi import as_service_file, read_openapi
 from rules.policy import CredentialDef, DestinationDef, Operation
 from rules.policy_file import Surroundings, WrittenRole, WrittenRule, read_everyone, read_role
 from rules.policytests import PolicyTest, json_body
@@ -61,6 +63,8 @@ class Sources:
     """(file name, text) of the operator's credentials.yaml."""
     services: Mapping[str, str] = field(default_factory=dict)
     ca_files: Callable[[str], str] | None = None
+    descriptions: Callable[[str], str] | None = None
+    """Reads an `openapi: {document: file:...}` path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,14 +160,17 @@ def _services(
             message = f"service {shown(service.name)} is already in the catalogue"
             problems.errors.append(Problem(file=name, line=1, column=1, message=message))
             continue
-        services[service.name] = service
+        services[service.name] = _with_authority(service)
     for _, fields in files:
         if "services" not in fields:
             continue
         with problems.collecting():
             for name, node in fields["services"].entries():
                 with problems.collecting():
-                    services[name] = _like(name, node, services)
+                    described = isinstance(node.value, dict) and "openapi" in node.value
+                    services[name] = (
+                        _described(name, node, services, sources) if described else _like(name, node, services)
+                    )
     return services
 
 
@@ -180,6 +187,43 @@ def _like(name: str, node: Node, services: Mapping[str, ServiceDef]) -> ServiceD
     if not service.operations:
         fields["like"].fail(f"service {like} has nothing that a mirror could serve")
     return service
+
+
+def _with_authority(service: ServiceDef) -> ServiceDef:
+    """`service` with its own auth slots on each operation: the catalogue's list knows only the built-in ones."""
+    headers = tuple(name.lower() for name in service.auth_headers)
+    query = tuple(name.lower() for name in service.auth_query)
+    return replace(
+        service, operations=tuple(replace(op, auth_headers=headers, auth_query=query) for op in service.operations)
+    )
+
+
+def _described(name: str, node: Node, services: Mapping[str, ServiceDef], sources: Sources) -> ServiceDef:
+    """`openapi:`: a service compiled from its published description, pinned by its digest."""
+    grammar.checked_name(node, name)
+    if name in services:
+        node.fail(f"service {shown(name)} is already in the catalogue; give it another name", on_key=True)
+    fields = node.fields("openapi", "base")
+    wanted = fields["openapi"].fields("document sha256", "operations")
+    place = wanted["document"].text()
+    if not place.startswith("file:"):
+        wanted["document"].fail("expected file: and the path of an OpenAPI description")
+    if sources.descriptions is None:
+        wanted["document"].fail("no file can be read here")
+    try:
+        text = sources.descriptions(place.removeprefix("file:"))
+    except (OSError, ValueError):
+        wanted["document"].fail(f"{shown(place)} cannot be read")
+    digest = sha256(text.encode("utf-8")).hexdigest()
+    if wanted["sha256"].text() != digest:
+        wanted["sha256"].fail(f"the description is another one: its SHA-256 is {digest}")
+    base = fields["base"].text() if "base" in fields else None
+    chosen = wanted["operations"].texts(empty="an empty list would leave nothing") if "operations" in wanted else None
+    try:
+        found = read_openapi(text, place, name=name, base=base, operations=chosen)
+        return _with_authority(parse_service(as_service_file(found), place))
+    except YamlError as error:
+        wanted["document"].fail(error.problems[0].message)
 
 
 def _operator(

@@ -191,6 +191,10 @@ class Operation:
     """Arguments that this way of stating it leaves to the requests that follow (the discovery of a push)."""
     fold: tuple[str, ...] = ()
     """Arguments that ignore ASCII case when a rule binds them (repository names at GitHub)."""
+    auth_headers: tuple[str, ...] = ()
+    """Lower-case headers that carry authority at this service, beyond those of the catalogue (rules/authority.py)."""
+    auth_query: tuple[str, ...] = ()
+    """The same for names in a query, in lower case."""
     extra_request_headers: tuple[str, ...] = ()
     """Names beyond the base allowlist that may pass on a credentialed call."""
     native: str = "problem"

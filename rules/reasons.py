@@ -222,7 +222,7 @@ _TABLE: tuple[tuple[str, int, str, bool, str, str, str], ...] = (
         "This input states no operation.",
         "See http://exeat.internal/operations for what each operation takes.",
         "A POST to /operations/<name> or /mcp is one JSON document of at most 64 KiB, with Content-Type "
-        "application/json and no Origin but ours. The remedy says which part of the input does not fit the operation's schema.",
+        "application/json and no Origin but ours. The remedy says which part of the input does not fit the schema.",
     ),
     (
         "bad-target",

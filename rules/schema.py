@@ -62,7 +62,10 @@ def json_schema() -> Schema:
             "dns": {"enum": list(get_args(Dns))},
         }
     )
-    service = _object({"like": {"enum": sorted(builtin_services())}, "base": {"type": "string"}}, "like base")
+    like = _object({"like": {"enum": sorted(builtin_services())}, "base": {"type": "string"}}, "like base")
+    pinned = {"document": _TEXT, "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"}, "operations": _WORDS}
+    described = _object({"openapi": _object(pinned, "document sha256"), "base": {"type": "string"}}, "openapi")
+    service = {"oneOf": [like, described]}
     return {
         "$schema": DIALECT,
         "$id": POLICY_ID,

@@ -93,7 +93,11 @@ def load_policy(policy_path: Path, credentials_path: Path | None, now: float) ->
     try:
         parsed: Parsed = parse_sources(
             Sources(
-                policy=texts, credentials=credentials, services=services, ca_files=_certificate_reader(tuple(bases))
+                policy=texts,
+                credentials=credentials,
+                services=services,
+                ca_files=_certificate_reader(tuple(bases)),
+                descriptions=_file_reader(tuple(bases[:1])),
             )
         )
         policy = compile_policy(parsed.document)
@@ -181,18 +185,27 @@ def _says_something(text: str) -> bool:
 
 
 def _certificate_reader(bases: tuple[Path, ...]) -> Callable[[str], str]:
+    whole = _file_reader(bases)
+
+    def read(name: str) -> str:
+        text = whole(name)
+        if "-----BEGIN CERTIFICATE-----" not in text or "PRIVATE KEY" in text:
+            raise ValueError("the file holds no certificate, or more than certificates")
+        return text
+
+    return read
+
+
+def _file_reader(bases: tuple[Path, ...]) -> Callable[[str], str]:
     def read(name: str) -> str:
         for base in bases:
             path = base / name.removeprefix("file:")
             if not path.resolve().is_relative_to(base.resolve()) or not path.exists():
                 continue
             try:
-                text = _read(path)
+                return _read(path)
             except PolicyRejected as error:
                 raise ValueError(error.detail) from None
-            if "-----BEGIN CERTIFICATE-----" not in text or "PRIVATE KEY" in text:
-                raise ValueError("the file holds no certificate, or more than certificates")
-            return text
         raise ValueError("no such file beside or below the policy or the credentials file")
 
     return read

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +23,10 @@ from exeat.commands.asking import (
 )
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain
 from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, note, print_fields, print_json, say
+from rules.openapi import as_service_file, read_openapi
 from rules.schema import credentials_schema, json_schema
+from rules.service_file import parse_service
+from rules.yaml12 import YamlError
 
 app = typer.Typer(help="Policy: check, test, explain, show, reload, schema.", no_args_is_help=True)
 
@@ -87,6 +93,47 @@ def explain_(
     else:
         print_decision(answer)
     raise SystemExit(0 if answer["decision"] == "permit" else EXIT_NO)
+
+
+importing = typer.Typer(help="Policy from other descriptions.", no_args_is_help=True)
+app.add_typer(importing, name="import")
+
+
+@importing.command()
+def openapi(
+    document: Annotated[Path, typer.Argument(help="An OpenAPI 3.0 or 3.1 description, JSON or YAML.")],
+    name: Annotated[str, typer.Option("--name", "-n", help="The service's name.")],
+    base: Annotated[str | None, typer.Option("--base", help="Where it is, instead of the document's server.")] = None,
+    operation: Annotated[
+        list[str] | None, typer.Option("--operation", help="An operation id or tag:NAME, as often as needed.")
+    ] = None,
+    pin: Annotated[bool, typer.Option("--pin", help="Print the entry for services: in a policy instead.")] = False,
+) -> None:
+    """Print a service file made of an OpenAPI description, to put into services/ beside the policy and go on from.
+
+    GET is taken as read and everything else as write; what cannot be said exactly is left out and told.
+    """
+    try:
+        text = document.read_text("utf-8")
+        found = read_openapi(text, document.name, name=name, base=base, operations=operation or None)
+        parse_service(as_service_file(found), document.name)
+    except OSError as error:
+        fail(f"{document}: {error.strerror}", code=EXIT_USAGE)
+    except UnicodeDecodeError:
+        fail(f"{document} is not UTF-8 text", remedy="save it as UTF-8", code=EXIT_USAGE)
+    except YamlError as error:
+        for problem in error.problems:
+            note(str(problem))
+        fail("no service can be made of this description")
+    if not pin:
+        typer.echo(as_service_file(found), nl=False)
+        return
+    more = f", base: {json.dumps(base)}" if base else ""
+    chosen = f", operations: {json.dumps(operation)}" if operation else ""
+    digest = sha256(text.encode("utf-8")).hexdigest()
+    say(f'{name}: {{openapi: {{document: "file:{document.name}", sha256: "{digest}"{chosen}}}{more}}}')
+    for line in found.left_out:
+        note(f"left out: {line}")
 
 
 @app.command()
