@@ -21,7 +21,7 @@ from proxy.ports import Channel
 from rules.names import Host, SandboxId
 from tests.support.fakes import registered, sandbox
 from tests.support.journal import MemoryJournal
-from tests.support.rooms import OPENED, Client, House, op, policy, rule, tunnel_rule
+from tests.support.rooms import OPENED, Client, House, NoDialer, op, policy, rule, tunnel_rule
 from tests.support.streams import MemoryStream
 
 KEY = b"k" * 32
@@ -245,3 +245,59 @@ async def play(pieces: Iterable[bytes], *, unwritable: bool = False, captured: t
     seen.tunnels = len(journal.named("tunnel.intent"))
     seen.faults += house.faults
     return seen
+
+
+CLEAN = b"clean"
+AGAIN = b"{again}"
+TURNS = 40
+"""Passes of the loop in which everything in memory has happened."""
+
+
+async def two_answers(data: bytes) -> tuple[bytes, bytes, list[BaseException]]:
+    """What two clients of one sandbox get, and faults: an origin answers the first with `data`, the second with CLEAN.
+
+    What stands behind AGAIN in `data` is sent once the first client has its answer, while the connection is idle.
+    """
+    data, _, later = data.partition(AGAIN)
+    tasks: list[asyncio.Task[None]] = []
+    far: list[MemoryStream] = []
+
+    async def serve(stream: MemoryStream) -> None:
+        with contextlib.suppress(StreamBroken):
+            while head := await stream.read_until(b"\r\n\r\n"):
+                if head.startswith(b"GET /v1/a "):
+                    stream.write(data)
+                else:
+                    stream.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(CLEAN), CLEAN))
+        await stream.close()
+
+    class Origin(NoDialer):
+        async def dial(self, target: DialTarget) -> Connected:
+            ours, theirs = MemoryStream.pair()
+            far.append(theirs)
+            tasks.append(asyncio.ensure_future(serve(theirs)))
+            return Connected(stream=ours, address="192.0.2.7", tls_version=None)
+
+    house = House(RULES, entries=[registered(sandbox("sb_own"), channel_key=KEY)], dialer=Origin())
+    try:
+        answers = []
+        for path in ("a", "b"):
+            client = house.connect(OWN)
+            client.send(f"GET http://plain.test/v1/{path} HTTP/1.1\r\nHost: plain.test\r\n\r\n")
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            raw = b""
+            with contextlib.suppress(StreamBroken):
+                while piece := client.stream.receive_nowait():
+                    raw += piece
+            answers.append(raw)
+            client.stream.abort()  # an answer that is not whole is not waited for
+            if path == "a" and later and far:
+                far[0].write(later)
+        return answers[0], answers[1], list(house.faults)
+    finally:
+        await house.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        OPENED.remove(house)

@@ -69,7 +69,7 @@ ROWS = (
 
 WORDS = (
     b"query", b"mutation{", b"...on X{", b"fragment a on B{", b'"variables":', b'"operationName":',
-    b"@include(if:false)", b"0000", b"0000PACK", b"report-status", b"refs/heads/a", b"\x00", ID, b'"jsonrpc":"2.0"',
+    b"@include(if:false)", b"0000", b"0000PACK", b"report-status", b"refs/heads/a", b"\x00", b'"jsonrpc":"2.0"',
     b'"method":"tools/call"', b'"params":{"name":', b"amount=1", b"Action=GetItem", b"Version=2011-06-15",
     b"%5B0%5D", b"a[0]=", b"&&", b"token=", b'"TableName":', b'"contents":[{"parts":', b'"texts":', b'"documents":',
     b"/v2/a/b/manifests/latest", b"/info/refs", b"?service=git-receive-pack", b"/@v/list", b"/@latest", b"!a",
