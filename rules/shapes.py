@@ -45,6 +45,23 @@ def _with_ending(regex: str, *endings: str) -> Callable[[str], str | None]:
     return shape
 
 
+def _versioned(name: str, ending: str) -> Callable[[str], str | None]:
+    """`name-version` with an ending, where no name holds a hyphen: the name."""
+    compiled = re.compile(rf"({name})-[0-9][0-9A-Za-z.+-]{{0,63}}{ending}\Z")
+
+    def shape(text: str) -> str | None:
+        match = compiled.match(text)
+        return match[1] if match else None
+
+    return shape
+
+
+def _composer_file(text: str) -> str | None:
+    """The name in `{name}.json` or `{name}~dev.json`."""
+    match = re.match(r"([a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?)(?:~dev)?\.json\Z", text)
+    return match[1] if match else None
+
+
 def _git_repository(text: str) -> str | None:
     """A repository name with its optional `.git` removed; `x.git.git` and names of dots are refused."""
     name = text[:-4] if lower_ascii(text).endswith(".git") else text
@@ -226,6 +243,14 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     ),
     "graph-id": _shape(r"[A-Za-z0-9_-][A-Za-z0-9!._=-]{0,254}"),
     "mail-part": _shape(r"[A-Za-z0-9_=-]{1,255}"),
+    "composer-file": _composer_file,
+    "composer-name": _shape(r"[a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?"),
+    "gradle-distribution": _shape(r"gradle-[0-9][0-9A-Za-z.-]{0,40}-(?:bin|all|src)\.zip(?:\.sha256)?"),
+    "hex-file": _versioned(r"[a-z][a-z0-9_]{0,63}", r"\.tar"),
+    "hex-name": _shape(r"[a-z][a-z0-9_]{0,63}"),
+    "pub-file": _versioned(r"[a-z_][a-z0-9_]{0,63}", r"\.tar\.gz"),
+    "pub-name": _shape(r"(?!versions\Z)[a-z_][a-z0-9_]{0,63}"),
+    "pub-version": _shape(r"[0-9][0-9A-Za-z.+-]{0,63}"),
     "jira-issue": _jira_issue,
     "jira-project": _jira_project,
     "telegram-bot": _shape(r"bot[0-9]{1,20}:[A-Za-z0-9_-]{1,128}"),

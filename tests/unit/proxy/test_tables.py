@@ -149,7 +149,7 @@ def test_names_that_a_registry_does_not_have_are_counted() -> None:
     "service",
     (
         "alpine conda crates debian dockerhub ghcr go huggingface maven npm nuget oci pypi pytorch quay rubygems "
-        "terraform ubuntu ubuntu-ppa"
+        "terraform ubuntu ubuntu-ppa gradle google-maven packagist hex pub"
     ).split(),
 )
 def test_every_registry_of_the_catalogue_is_one_here(service: str) -> None:

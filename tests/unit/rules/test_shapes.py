@@ -60,6 +60,10 @@ from rules.shapes import SHAPES
         ("node-release", "npm"),
         ("conda-index", "secrets.json"),
         ("go-archive", "chrome.deb"),
+        ("composer-file", "monolog.xml"),
+        ("gradle-distribution", "other.zip"),
+        ("hex-file", "phoenix.tar"),
+        ("pub-name", "versions"),
     ],
 )
 def test_what_is_no_such_thing_does_not_fit(shape: str, text: str) -> None:
@@ -86,6 +90,9 @@ def test_what_is_no_such_thing_does_not_fit(shape: str, text: str) -> None:
         ("nuget-id", "Newtonsoft.Json", "newtonsoft.json"),
         ("gitlab-project", "acme/web/shop", "acme/web/shop"),
         ("jira-issue", "shop-12", "SHOP"),
+        ("composer-file", "monolog~dev.json", "monolog"),
+        ("hex-file", "phoenix_html-4.1.1.tar", "phoenix_html"),
+        ("pub-file", "http-1.2.2-dev.1.tar.gz", "http"),
         ("uuid", "1F2E3D4C-5B6A-7980-1A2B-3C4D5E6F7A8B", "1f2e3d4c5b6a79801a2b3c4d5e6f7a8b"),
         ("gemini-generate", "gemini-2.5-pro:streamGenerateContent", "gemini-2.5-pro"),
         ("google-mint", "a@acme.iam.example:signJwt", "a@acme.iam.example"),
