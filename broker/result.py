@@ -160,7 +160,7 @@ def _kept_inside(value: Any, node: _Node) -> Any:
 def _write(value: Any, out: list[str], depth: int) -> None:
     if depth > MAX_DEPTH or len(out) > MAX_NODES:
         raise ResultRefused("the answer is too deep or too large")
-    if isinstance(value, _Number):
+    if isinstance(value, _Number) or type(value) is int:
         out.append(str(value))
     elif isinstance(value, dict):
         out.append("{")

@@ -21,6 +21,7 @@ from broker.codings import CodingRefused, Decoder, coding_of, decoder_for
 from broker.headers import response_head
 from broker.result import KeepInvalid, ResultRefused, prune
 from broker.scrub import Patterns, Scrubber, slices
+from broker.lfs import without_authority
 from broker.tools import Event, Events, media_type, only_granted
 from net.aside import Busy
 from net.exchange import AnswerRefused
@@ -200,6 +201,8 @@ class Shaping:
         answer, fits = self._restrictions.answer, self._granted
         if answer is None:
             return message
+        if answer.name == "lfs_batch":
+            return await self._beside(lambda: without_authority(message, answer.bound, self._here))
         return await self._beside(lambda: only_granted(message, answer.bound, fits or _nothing))
 
     async def _beside(self, work: Callable[[], bytes]) -> bytes:

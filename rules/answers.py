@@ -15,18 +15,24 @@ from rules.matching import NoMatch, match_operation, pattern_fits
 from rules.policy import Operation, Rule
 
 _CALL = "tools/call"
+_LFS = "lfs_batch"
+"""Concerns only what was made from a credential of ours: what a forge tells everybody is no authority of anybody's."""
 
 
-def answer_spec(matched: Sequence[Operation], allowing: Sequence[Rule], facts: RequestFacts) -> AnswerSpec | None:
+def answer_spec(
+    matched: Sequence[Operation], allowing: Sequence[Rule], facts: RequestFacts, *, credentialed: bool = True
+) -> AnswerSpec | None:
     """Return what is to be done to the answer of a request that is `matched`, or None where it passes as it is.
 
     `allowing` are the allow rules of the sandbox's role for this host. A tool counts as granted if a call of it at the
     same place could fit a rule, whatever else the rule binds. An answer that two operations would treat differently
     is treated by the first, in order of its name.
     """
-    names = sorted({op.answer for op in matched if op.answer})
+    names = sorted({op.answer for op in matched if op.answer and (credentialed or op.answer != _LFS)})
     if not names:
         return None
+    if names[0] == _LFS:
+        return AnswerSpec(name=_LFS, patterns=())
     patterns: set[str] = set()
     for rule in allowing:
         if not any(_calls_here(op, facts) for op in rule.operations):

@@ -181,7 +181,8 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     if isinstance(merged, Denied):
         return merged
     restrictions, credential = merged
-    restrictions = replace(restrictions, answer=answer_spec([one.op for one in candidates], allowing, facts))
+    answer = answer_spec([one.op for one in candidates], allowing, facts, credentialed=credential is not None)
+    restrictions = replace(restrictions, answer=answer)
     # 8
     refusal = foreign_authority([candidate.op for candidate in candidates], facts, credential, restrictions, found)
     if refusal is not None:

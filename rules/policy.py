@@ -15,8 +15,9 @@ from typing import Any, Literal
 from rules.names import CredentialRef, Destination, Host, RuleId, Scheme
 
 Effect = Literal["read", "write", "mint", "execute", "disclose"]
-ANSWERS = ("mcp_tools",)
-"""`mcp_tools`: of the tools that a server lists only those that the rules grant (rules/answers.py)."""
+ANSWERS = ("lfs_batch", "mcp_tools")
+"""`lfs_batch`: behind a credential, without the signed URLs and tokens that a forge adds (broker/lfs.py).
+`mcp_tools`: of the tools that a server lists only those that the rules grant (rules/answers.py)."""
 Sni = Literal["required", "optional"]
 Dns = Literal["synthetic", "strict"]
 

@@ -92,6 +92,7 @@ _REQUEST_KEYS = (
     "require",
     "match",
     "body",
+    "answer",
     "arguments",
     "unbound",
 )
@@ -296,7 +297,7 @@ class _Parser:
                     download=self.flag(entry, path, "download"),
                     request_bytes=request_bytes,
                     native=self.choice(entry.get("native", native), (*path, "native"), NATIVES),
-                    answer=self.choice(entry.get("answer", ""), (*path, "answer"), ("", *ANSWERS)),
+                    answer=self.choice(request.get("answer", entry.get("answer", "")), where, ("", *ANSWERS)),
                     extra_response_headers=self.names(entry.get("answer_headers"), (*path, "answer_headers")),
                 )
             )

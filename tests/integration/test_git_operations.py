@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 import subprocess
@@ -47,7 +48,7 @@ def policy(plain: Origin, keyed: Origin, two: Origin) -> str:
           - {{name: lfs, service: plain, operations: [lfs.upload], with: {{repository: "o/*"}}}}
           - name: keyed
             service: keyed
-            operations: [git.fetch, lfs.download, lfs.locks.read]
+            operations: [git.fetch, lfs.download, lfs.upload, lfs.locks.read]
             with: {{repository: "o/*"}}
             credential: forge
           - name: keyed-push
@@ -70,7 +71,7 @@ class Place:
 
     origins: dict[str, Origin]
     folders: dict[str, Path]
-    lfs: LfsServer
+    lfs: dict[str, LfsServer]
     box: Box
     gateway: TestGateway
 
@@ -123,7 +124,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         two.on("/*", git_backend(folders["two"], push=True))
         lfs = LfsServer(plain.base, git_backend(folders["plain"], push=True))
         plain.on("/*", lfs)
-        keyed.on("/*", locked(git_backend(folders["keyed"], push=True)))
+        keyed_lfs = LfsServer(keyed.base, git_backend(folders["keyed"], push=True), token="minted-by-the-forge-31aa")
+        keyed.on("/*", locked(keyed_lfs))
         with TestGateway(
             tmp_path_factory.mktemp("git"),
             policy=policy(plain, keyed, two),
@@ -131,7 +133,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             secrets={"forge": KEY},
             origins=[plain, keyed, two],
         ) as gateway:
-            yield Place({"plain": plain, "keyed": keyed, "two": two}, folders, lfs, gateway.sandbox(), gateway)
+            yield Place(
+                {"plain": plain, "keyed": keyed, "two": two},
+                folders,
+                {"plain": lfs, "keyed": keyed_lfs},
+                gateway.sandbox(),
+                gateway,
+            )
 
 
 @pytest.fixture(params=["plain", "keyed"])
@@ -306,26 +314,39 @@ def test_clone_and_fetch(place: Place, which: str, tmp_path: Path, options: tupl
 
 
 @pytest.mark.skipif(shutil.which("git-lfs") is None, reason="git-lfs is not installed")
-def test_lfs_up_and_down(place: Place, tmp_path: Path) -> None:
+def test_lfs_up_and_down(place: Place, which: str, tmp_path: Path) -> None:
     """Expect git-lfs to store what a push refers to and to get it back; a repository of no rule is refused."""
     folder = tmp_path / "lfs"
-    assert place.clone("plain", folder).code == 0
+    assert place.clone(which, folder).code == 0
     assert place.git(folder, "lfs", "install", "--local").code == 0
     assert place.git(folder, "lfs", "track", "*.bin").code == 0
     content = os.urandom(50_000)
     (folder / "a.bin").write_bytes(content)
     assert place.git(folder, "add", ".").code == 0
     assert place.git(folder, "commit", "-q", "-m", "large").code == 0
-    refused = place.git(folder, "lfs", "push", place.origin("plain").url("/other/r.git"), "main")
+    refused = place.git(folder, "lfs", "push", place.origin(which).url("/other/r.git"), "main")
     assert refused.code != 0
     assert "Exeat" in refused.out + refused.err, refused
-    assert not place.lfs.objects
+    assert not place.lfs[which].objects
     pushed = place.git(folder, "push", "origin", "HEAD:refs/heads/agent/lfs")
     assert pushed.code == 0, pushed
-    assert list(place.lfs.objects.values()) == [content]
+    assert list(place.lfs[which].objects.values()) == [content]
     again = tmp_path / "again"
-    assert place.clone("plain", again, "--branch", "agent/lfs").code == 0
+    assert place.clone(which, again, "--branch", "agent/lfs").code == 0
     assert place.git(again, "lfs", "install", "--local").code == 0
     pulled = place.git(again, "lfs", "pull")
     assert pulled.code == 0, pulled
     assert (again / "a.bin").read_bytes() == content
+
+
+def test_a_forges_own_tokens_stay_with_the_broker(place: Place, tmp_path: Path) -> None:
+    """Expect the batch answer of a credentialed call without the header that the forge made for the object."""
+    body = {"operation": "upload", "objects": [{"oid": "c" * 64, "size": 7}], "transfers": ["basic"]}
+    asked = place.box.curl(
+        *("-H", "Content-Type: application/vnd.git-lfs+json", "-H", "Accept: application/vnd.git-lfs+json"),
+        *("-d", json.dumps(body), place.origin("keyed").url("/o/r.git/info/lfs/objects/batch")),
+    )
+    (one,) = asked.json()["objects"]
+    href = place.origin("keyed").url(f"/o/r.git/info/lfs/objects/{'c' * 64}")
+    assert one == {"oid": "c" * 64, "size": 7, "actions": {"upload": {"href": href}}}
+    assert "minted" not in asked.out

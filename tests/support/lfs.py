@@ -13,8 +13,9 @@ MEDIA = "application/vnd.git-lfs+json"
 class LfsServer:
     """Answers below `{base}/{repository}.git/info/lfs`. `objects` holds what was uploaded, by its id."""
 
-    def __init__(self, base: str, fallback: Handler) -> None:
-        """`fallback` answers every other path."""
+    def __init__(self, base: str, fallback: Handler, *, token: str = "") -> None:
+        """`fallback` answers every other path. `token` goes into the header that each action asks for."""
+        self._header = {"header": {"Authorization": f"RemoteAuth {token}"}, "expires_in": 3600} if token else {}
         self._base = base
         self._fallback = fallback
         self.objects: dict[str, bytes] = {}
@@ -43,7 +44,7 @@ class LfsServer:
         answers: list[dict[str, Any]] = []
         for wanted in asked["objects"]:
             oid, known = wanted["oid"], wanted["oid"] in self.objects
-            action = {operation: {"href": f"{self._base}{repository}/info/lfs/objects/{oid}"}}
+            action = {operation: {"href": f"{self._base}{repository}/info/lfs/objects/{oid}", **self._header}}
             needed = (operation == "download") == known
             answers.append({**wanted, **({"actions": action} if needed else {})})
         return {"transfer": "basic", "objects": answers, "hash_algo": "sha256"}
