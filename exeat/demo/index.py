@@ -46,7 +46,8 @@ def find_index(configured: str | None, shop_port: int) -> Index:
                 raise OSError(f"it answered {answer.status}")
         hosts = {urlsplit(base).hostname or ""}
         if urlsplit(base).hostname == public:
-            hosts |= {place.pattern.text for place in places}
+            # Where packages are read; the places that take uploads are none that the demo goes to.
+            hosts |= {place.pattern.text for place in places if place.mirror == ""}
             block, service = "", "pypi"
         else:
             block, service = f"services:\n  index: {{like: pypi, base: {base}}}\n", "index"
