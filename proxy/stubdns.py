@@ -25,6 +25,8 @@ NAMES: Final = 4096
 SANDBOXES: Final = 4096
 QUERIES_PER_SECOND: Final = 300
 """Of one sandbox. What is beyond gets silence before it is parsed: its neighbours share the event loop."""
+QUERY_BYTES: Final = 64
+"""Of a query that counts as one; ordinary ones have 30 to 60."""
 
 
 class StubNames:
@@ -57,10 +59,13 @@ class StubNames:
         table = self._tables.get(sandbox)
         return table.host_of(address) if table is not None else None
 
-    def within(self, sandbox: str, now: float) -> bool:
-        """Count one query; False beyond the pace, or where `sandbox` was not admitted. `now` is in seconds."""
+    def within(self, sandbox: str, now: float, size: int = 0) -> bool:
+        """Count one query of `size` bytes; False beyond the pace, or where `sandbox` was not admitted.
+
+        `now` is in seconds. Each further QUERY_BYTES count as one query more: what a name costs grows with its length.
+        """
         table = self._tables.get(sandbox)
-        return table is not None and table.within(int(now))
+        return table is not None and table.within(int(now), 1 + size // QUERY_BYTES)
 
     def forget(self, sandbox: str) -> None:
         """The sandbox ended."""
@@ -98,10 +103,10 @@ class _Table:
             self._by_name.move_to_end(host.text)
         return host
 
-    def within(self, second: int) -> bool:
+    def within(self, second: int, count: int) -> bool:
         if second != self._second:
             self._second, self._queries = second, 0
-        self._queries += 1
+        self._queries += count
         return self._queries <= QUERIES_PER_SECOND
 
 
@@ -118,7 +123,7 @@ def answerer(
         return names.address_of(sandbox, host) if exists(host) else None
 
     def reply(query: bytes) -> bytes | None:
-        if not names.within(sandbox, seconds()):
+        if not names.within(sandbox, seconds(), len(query)):
             return None
         return answer(query, address_of)
 

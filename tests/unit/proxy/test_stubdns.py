@@ -129,3 +129,11 @@ def test_a_flood_of_queries_gets_silence_until_the_next_second_and_a_neighbour_n
     assert neighbour(query)
     now[0] = 8.0
     assert flooded(query)
+
+
+def test_a_long_query_counts_as_several() -> None:
+    """What a name costs grows with its length: a sandbox that asks for long ones gets fewer answers in a second."""
+    names = admitted(A)
+    assert all(names.within(A, 1.0, 250) for _ in range(QUERIES_PER_SECOND // 4))
+    assert not names.within(A, 1.0, 250)
+    assert names.within(A, 2.0, 250)

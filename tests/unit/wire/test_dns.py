@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import dns.flags
 import dns.message
 import dns.rcode
@@ -56,6 +58,55 @@ def test_other_operations_are_not_implemented(opcode: int, code: int) -> None:
 def test_names_that_are_no_hosts_do_not_exist(name: str) -> None:
     """NXDOMAIN for what no request could name."""
     assert ask(name.replace(" ", "\\032")).rcode() == dns.rcode.NXDOMAIN
+
+
+def asked(question: bytes, *counts: int, behind: bytes = b"") -> bytes:
+    """A query: id 1, RD, the four counts, the question and what stands behind it."""
+    return struct.pack("!HHHHHH", 1, 0x0100, *(counts or (1, 0, 0, 0))) + question + behind
+
+
+API = b"\x03api\x04test\x00\x00\x01\x00\x01"
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        (asked(b"\xc0\x0c\x00\x01\x00\x01"), dns.rcode.FORMERR),
+        (asked(b"\x03api\xc0\x0c\x00\x01\x00\x01"), dns.rcode.FORMERR),
+        (asked(b"\x01a" * 127 + b"\x01a\x00\x00\x01\x00\x01"), dns.rcode.FORMERR),
+        (asked(API[:-1]), dns.rcode.FORMERR),
+        (asked(b"\x3fapi"), dns.rcode.FORMERR),
+        (asked(API, 0, 0, 0, 0), dns.rcode.REFUSED),
+        (asked(API, 2, 0, 0, 0, behind=b"\xc0\x0c\x00\x01\x00\x01"), dns.rcode.REFUSED),
+        (asked(API, 1, 1, 0, 0), dns.rcode.REFUSED),
+        (asked(API, 1, 0, 1, 0), dns.rcode.REFUSED),
+        (asked(API[:-1] + b"\x03"), dns.rcode.REFUSED),
+    ],
+    ids=[
+        "a pointer", "a pointer in a name", "a long name", "cut", "a cut label",
+        "no question", "two", "an answer", "an authority", "another class",
+    ],
+)  # fmt: skip
+def test_what_is_not_one_plain_question_gets_a_bare_error(query: bytes, code: int) -> None:
+    """Twelve bytes with the code; the table is not asked."""
+    raw = answer(query, never)
+    assert raw is not None
+    assert (len(raw), raw[:2], raw[3] & 0x0F) == (12, query[:2], code)
+
+
+@pytest.mark.parametrize("label", [b"api.test", b"ok.test\x00", b"\xc3\xa9", b"a%b", b"*"])
+def test_a_label_that_no_host_has_never_spells_another_name(label: bytes) -> None:
+    """A dot, a zero or a byte beyond ASCII inside a label: NXDOMAIN, and the table is not asked."""
+    raw = answer(asked(bytes([len(label)]) + label + b"\x04test\x00\x00\x01\x00\x01"), never)
+    assert raw is not None
+    assert raw[3] & 0x0F == dns.rcode.NXDOMAIN
+
+
+def test_what_stands_behind_the_question_is_not_read() -> None:
+    """A hundred records that all point at one name cost what one question costs (and a library's reader 60 ms)."""
+    many = b"\xc0\x0c\x00\x10\x00\x01\x00\x00\x00\x00\x00\x01\x00" * 70 + b"\xff"
+    plain, stuffed = asked(API), asked(API, 1, 0, 0, 70, behind=many)
+    assert answer(stuffed, table) == answer(plain, table)
 
 
 @pytest.mark.parametrize("kind", ["AAAA", "TXT", "MX", "HTTPS", "SVCB", "ANY", "NS"])
