@@ -23,6 +23,7 @@ from rules.facts import RequestFacts
 from rules.operations import (
     anthropic,
     aws,
+    cargo_publish,
     cohere,
     crates_index,
     forms,
@@ -31,6 +32,7 @@ from rules.operations import (
     go_module,
     graphql,
     json_fields,
+    json_pick,
     json_without,
     jsonrpc,
     lfs,
@@ -54,6 +56,8 @@ def _later(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Mappi
 
 
 EVALUATORS: Mapping[str, Evaluator] = {
+    "cargo_publish": cargo_publish.evaluate,
+    "json_pick": json_pick.evaluate,
     LATER: _later,
     "aws_action": aws.evaluate,
     "call": method_name.evaluate,
@@ -95,6 +99,8 @@ HEAD_MATCHERS: Mapping[str, HeadMatcher] = {
 """Matcher name -> head matcher. The names of both registries differ."""
 
 ARGUMENTS: Mapping[str, Callable[[Mapping[str, Any]], frozenset[str]]] = {
+    "cargo_publish": lambda params: cargo_publish.ARGUMENTS,
+    "json_pick": json_pick.arguments,
     "aws_action": aws.arguments,
     "call": method_name.call_arguments,
     "form": forms.arguments,
@@ -124,6 +130,7 @@ ARGUMENTS: Mapping[str, Callable[[Mapping[str, Any]], frozenset[str]]] = {
 """Matcher name -> the arguments that it may state under these parameters."""
 
 _CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
+    "json_pick": json_pick.check,
     "aws_action": aws.check,
     "call": method_name.check_call,
     "form": forms.check,
