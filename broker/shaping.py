@@ -19,9 +19,9 @@ from typing import Final, Protocol
 
 from broker.codings import CodingRefused, Decoder, coding_of, decoder_for
 from broker.headers import response_head
+from broker.lfs import without_authority
 from broker.result import KeepInvalid, ResultRefused, prune
 from broker.scrub import Patterns, Scrubber, slices
-from broker.lfs import without_authority
 from broker.tools import Event, Events, media_type, only_granted
 from net.aside import Busy
 from net.exchange import AnswerRefused

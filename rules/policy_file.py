@@ -173,9 +173,7 @@ def _check_terms(rule: Rule, selectors: Sequence[str], fields: Mapping[str, Node
         if op.effect == "mint" and "mint" in selectors:
             fields["operations"].fail(f"{op.id} gives out authority; name it, operations: [mint] would take all")
         if op.effect == "mint" and "credential" in fields:
-            fields["credential"].fail(
-                f"{op.id} answers with authority made from this credential: not served yet"
-            )
+            fields["credential"].fail(f"{op.id} answers with authority made from this credential: not served yet")
 
 
 def _service_names(node: Node, services: Mapping[str, ServiceDef]) -> list[str]:

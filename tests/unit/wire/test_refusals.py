@@ -88,13 +88,6 @@ def test_the_hubs_client_is_told_by_a_header() -> None:
     assert json.loads(answer.body)["reason"] == "no-rule"
 
 
-def test_git_lfs_shows_the_message() -> None:
-    """The media type that it reads, with one line for the person."""
-    answer = render(Refusal(code="no-rule", request_id="req_x", rule="dev/r"), "lfs")
-    assert (answer.status, dict(answer.headers)["content-type"]) == (403, "application/vnd.git-lfs+json")
-    assert json.loads(answer.body)["message"].startswith("Refused by Exeat policy")
-
-
 def test_an_unknown_code_is_told_as_internal_error() -> None:
     """A fault of ours fails closed."""
     assert json.loads(render(Refusal(code="nonsense", request_id="r")).body)["reason"] == "internal-error"
