@@ -83,6 +83,16 @@ def serve_crates(origin: Origin) -> None:
     origin.on("/config.json", answering(json.dumps(config).encode(), "application/json"))
     origin.on("/ex/ea/exeat_hello", answering(json.dumps(row).encode() + b"\n", "text/plain"))
     origin.on("/api/v1/crates/exeat_hello/1.0.0/download", answering(crate, "application/gzip"))
+    # Cargo asks the index before a publication, when there must be nothing, and after it until there is something.
+    published = json.dumps({**row, "name": "mine", "vers": "0.1.0"}).encode() + b"\n"
+
+    async def mine(exchange: Exchange) -> None:
+        done = any(received.method == "PUT" and received.complete for received in origin.received)
+        await (answering(published, "text/plain") if done else missing)(exchange)
+
+    origin.on("/mi/ne/mine", mine)
+    origin.on("/ot/he/other", missing)
+    origin.on("/api/v1/crates/new", answering(b'{"warnings": {}}', "application/json"))
 
 
 @dataclass
@@ -108,6 +118,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
           agent:
             allow:
               - {{service: [local-archive, local-crates], operations: [read]}}
+              - name: release
+                service: local-crates
+                operations: [publish]
+                with: {{crate: mine}}
+                client_auth: pass
         """
         with (
             TestGateway(tmp_path_factory.mktemp("packages"), policy=policy, origins=[archive, crates]) as gateway,
@@ -179,15 +194,15 @@ def test_apt_is_told_of_a_refusal(place: Place) -> None:
     assert len(place.archive.received) == before
 
 
-def cargo(place: Place, *arguments: str) -> tuple[int, str]:
-    """Run cargo with a home of its own and the local registry; return its code and what it wrote."""
+def cargo(place: Place, *arguments: str, name: str = "user") -> tuple[int, str]:
+    """Run cargo in a project called `name`, with a home of its own and the local registry; code and what it wrote."""
     home = place.entry.shared / "cargo-home"
-    project = place.entry.shared / "project"
+    project = place.entry.shared / name
     (project / "src").mkdir(parents=True, exist_ok=True)
     home.mkdir(exist_ok=True)
     (project / "src/lib.rs").write_text("")
     (project / "Cargo.toml").write_text(
-        '[package]\nname = "user"\nversion = "0.1.0"\nedition = "2021"\n'
+        f'[package]\nname = "{name}"\nversion = "0.1.0"\nedition = "2021"\ndescription = "x"\nlicense = "MIT"\n'
         '[dependencies]\nexeat_hello = { version = "1", registry = "local" }\n'
     )
     (home / "config.toml").write_text(f'[registries.local]\nindex = "sparse+{place.crates.base}/"\n')
@@ -215,3 +230,20 @@ def test_cargo_shows_why_publishing_is_refused(place: Place) -> None:
     assert code != 0
     assert "Exeat" in said, said
     assert all(received.method == "GET" for received in place.crates.received[before:])
+
+
+def test_cargo_publishes_the_crate_that_a_rule_binds_and_no_other(place: Place) -> None:
+    """The body's beginning says which crate: the one reaches the registry whole, the other not with one byte."""
+    publish = ("publish", "--registry", "local", "--no-verify", "--allow-dirty", "--token", "cio0000")
+    before = len(place.crates.received)
+    code, said = cargo(place, *publish, name="other")
+    assert code != 0
+    assert "Exeat" in said, said
+    assert all(received.method == "GET" for received in place.crates.received[before:])
+    before = len(place.crates.received)
+    code, said = cargo(place, *publish, name="mine")
+    sent = [received for received in place.crates.received[before:] if received.method == "PUT"]
+    assert [received.target for received in sent] == ["/api/v1/crates/new"], said
+    assert sent[0].complete
+    assert b'"name":"mine"' in bytes(sent[0].raw_body)
+    assert code == 0, said
