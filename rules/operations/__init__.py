@@ -41,6 +41,7 @@ from rules.operations import (
     method_name,
     oci,
     openai,
+    pypi_upload,
     s3,
 )
 
@@ -56,6 +57,7 @@ def _later(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Mappi
 
 
 EVALUATORS: Mapping[str, Evaluator] = {
+    "pypi_upload": pypi_upload.evaluate,
     "cargo_publish": cargo_publish.evaluate,
     "json_pick": json_pick.evaluate,
     LATER: _later,
@@ -99,6 +101,7 @@ HEAD_MATCHERS: Mapping[str, HeadMatcher] = {
 """Matcher name -> head matcher. The names of both registries differ."""
 
 ARGUMENTS: Mapping[str, Callable[[Mapping[str, Any]], frozenset[str]]] = {
+    "pypi_upload": lambda params: pypi_upload.ARGUMENTS,
     "cargo_publish": lambda params: cargo_publish.ARGUMENTS,
     "json_pick": json_pick.arguments,
     "aws_action": aws.arguments,

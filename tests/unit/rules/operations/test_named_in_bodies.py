@@ -1,4 +1,4 @@
-"""What a body names: recipients and projects in JSON, the crate of a publication."""
+"""What a body names: recipients and projects in JSON, the crate or project of a publication."""
 
 from __future__ import annotations
 
@@ -167,3 +167,48 @@ def test_a_publication_names_its_crate() -> None:
     assert EVALUATORS["cargo_publish"]({}, publication(HELLO, rest=b"\0\0\0\x7f"), facts()) == found
     coded = facts(("content-encoding", "gzip"))
     assert EVALUATORS["cargo_publish"]({}, publication(HELLO), coded) is None
+
+
+UPLOAD = [(":action", "file_upload"), ("name", "Exeat_Hello"), ("version", "1.0"), ("description", "x\r\n\r\n--y")]
+WHEEL = "exeat_hello-1.0-py3-none-any.whl"
+FORM = ("content-type", "multipart/form-data; boundary=mark")
+
+
+def upload(fields: list[tuple[str, str]], file: str = WHEEL, *, part: str = "content", extra: str = "") -> bytes:
+    parts = [f'--mark\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n' for name, text in fields]
+    head = f'Content-Disposition: form-data; name="{part}"; filename="{file}"\r\n{extra}'
+    return ("".join(parts) + f"--mark\r\n{head}Content-Type: application/octet-stream\r\n\r\nPK").encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "nothing"),
+        (upload(UPLOAD)[2:], "no boundary at its beginning"),
+        (upload(UPLOAD).replace(b"\r\n", b"\n"), "bare line feeds"),
+        (upload(UPLOAD)[:200], "no file within the beginning"),
+        (upload([("name", "other"), *UPLOAD]), "two names"),
+        (upload([*UPLOAD, ("version", "2.0")]), "two versions"),
+        (upload(UPLOAD[1:]), "no action"),
+        (upload([(":action", "remove_pkg"), *UPLOAD[1:]]), "another action"),
+        (upload([UPLOAD[0], ("name", "requests"), UPLOAD[2]]), "a file of another project"),
+        (upload([UPLOAD[0], UPLOAD[2]]), "no name"),
+        (upload([UPLOAD[0], ("name", "\u0435xeat-hello"), UPLOAD[2]]), "a letter that only looks like one"),
+        (upload(UPLOAD, "exeat_hello.exe"), "not a distribution"),
+        (upload(UPLOAD, part="other"), "another file first"),
+        (upload(UPLOAD, extra='Content-Disposition: form-data; name="x"\r\n'), "two dispositions"),
+        (upload(UPLOAD, extra="X-Other: 1\r\n"), "a header that no client sends"),
+    ],
+)
+def test_an_upload_that_names_in_two_ways_is_refused(body: bytes, why: str) -> None:
+    """Expect None: fields and file have to agree, and each to stand once."""
+    assert EVALUATORS["pypi_upload"]({}, body, facts(FORM)) is None, why
+
+
+def test_an_upload_names_its_project() -> None:
+    """Expect the normal form of the project, whatever the file holds; other media types and codings are not read."""
+    found = {"package": "exeat-hello", "version": "1.0"}
+    assert EVALUATORS["pypi_upload"]({}, upload(UPLOAD) + b"\0" * 1000, facts(FORM)) == found
+    assert EVALUATORS["pypi_upload"]({}, upload(UPLOAD), facts(("content-type", "multipart/form-data"))) is None
+    assert EVALUATORS["pypi_upload"]({}, upload(UPLOAD), facts(FORM, FORM)) is None
+    assert EVALUATORS["pypi_upload"]({}, upload(UPLOAD), facts(FORM, ("content-encoding", "gzip"))) is None
