@@ -36,9 +36,10 @@ def check(params: Mapping[str, Any]) -> None:
 
     `actions`: exact names. `target`: the prefixes of `X-Amz-Target` that the service takes, and `version`: those of
     `Version=`; a protocol whose key is missing is not spoken. `arguments`: argument -> field of the form, or path
-    into the JSON object.
+    into the JSON object. `stated_by`: argument -> the actions that read that field; the others leave it unread, and a
+    request that names it there for show states nothing. `instead`: argument -> fields that would be read in its place.
     """
-    if not params.keys() <= {"actions", "target", "version", "arguments"}:
+    if not params.keys() <= {"actions", "target", "version", "arguments", "stated_by", "instead"}:
         raise ValueError("unknown parameter of an AWS action")
     actions = params.get("actions")
     if not isinstance(actions, list | tuple) or not actions:
@@ -53,7 +54,19 @@ def check(params: Mapping[str, Any]) -> None:
             raise ValueError("target and version are lists of text")
     if not params.get("target") and not params.get("version"):
         raise ValueError("an AWS operation speaks the query protocol (version) or JSON (target)")
-    jsonrpc.check_paths(params.get("arguments", {}), {"action"})
+    named = params.get("arguments", {})
+    jsonrpc.check_paths(named, {"action"})
+    stated, instead = params.get("stated_by", {}), params.get("instead", {})
+    if not isinstance(stated, Mapping) or stated.keys() != named.keys():
+        raise ValueError("stated_by lists for each argument the actions that read it")
+    if not all(isinstance(one, list | tuple) and one and set(one) <= set(actions) for one in stated.values()):
+        raise ValueError("stated_by lists actions of this operation")
+    if not isinstance(instead, Mapping) or not instead.keys() <= named.keys():
+        raise ValueError("instead lists fields for an argument")
+    if not all(
+        isinstance(one, list | tuple) and all(isinstance(field, str) for field in one) for one in instead.values()
+    ):
+        raise ValueError("instead lists fields for an argument")
 
 
 def arguments(params: Mapping[str, Any]) -> frozenset[str]:
@@ -82,7 +95,7 @@ def _by_target(
         return None
     if not isinstance(value, dict) or "Action" in value:
         return None
-    return {"action": action, **jsonrpc.bound(params.get("arguments", {}), value)}
+    return {"action": action, **jsonrpc.bound(_read_by(params, action, value), value)}
 
 
 def _by_form(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> dict[str, Value] | None:
@@ -104,9 +117,20 @@ def _by_form(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> dic
     if any(name.startswith("x-amz-") or name in ("awsaccesskeyid", "signature", "securitytoken") for name in lowered):
         return None
     found: dict[str, Value] = {"action": fields["Action"]}
-    for argument, name in params.get("arguments", {}).items():
+    for argument, name in _read_by(params, fields["Action"], fields).items():
         if name in fields:
             if not forms.plain(fields[name]):
                 return None
             found[argument] = fields[name]
     return found
+
+
+def _read_by(params: Mapping[str, Any], action: str, given: Mapping[str, Any]) -> Mapping[str, str]:
+    """The arguments that `action` reads from their fields. Services ignore a field that an action does not know."""
+    names = {key.lower() for key in given}
+    return {
+        argument: field
+        for argument, field in params.get("arguments", {}).items()
+        if action in params["stated_by"][argument]
+        and not any(other.lower() in names for other in params.get("instead", {}).get(argument, ()))
+    }
