@@ -325,12 +325,14 @@ def _ask(
 
 def _nothing_matched(role: Role, near: _Near | None) -> Denied:
     """Name the nearest permitted operation, from policy's own words only (I29)."""
-    if near is None or near.depth < NEARNESS.index("path"):
+    if near is None or near.depth < NEARNESS.index("port"):
         return Denied(reason="no-rule", message=role.message)
     name = NEARNESS[near.depth]
     # What a protocol's matcher recognises is told by name: its paths say nothing.
     stated = " ".join((*near.op.methods, ", ".join(pattern.template for pattern in near.op.paths[:3])))
     shown = stated if near.op.head is None else _name(near.op)
+    if name in ("port", "scheme"):
+        shown = f"{near.op.scheme} on port {near.op.port}"
     differs = "it cannot be judged yet" if name == "later" else f"the {name} differs"
     if near.argument is not None:
         differs = f"{near.argument} must be {' or '.join(near.rule.bind[near.argument][:6])}"

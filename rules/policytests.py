@@ -137,8 +137,9 @@ def _run(policy: Policy, test: PolicyTest) -> TestResult:
     verdict: Expect
     rules: tuple[str, ...] = ()
     match decision:
-        case Denied(reason=reason, rule=rule):
+        case Denied(reason=reason, rule=rule, remedy=remedy):
             verdict, got, rules = "deny", f"denied: {reason}" + (f" by {rule}" if rule else ""), (rule,) if rule else ()
+            got += f" ({remedy.rstrip('.')})" if remedy else ""
         case Held(rule=rule, approval=approval):
             verdict, got, rules = "hold", f"held for {approval} by {rule}", (rule,)
         case NeedsBody():

@@ -48,7 +48,9 @@ class ActivePolicy:
     warnings: tuple[str, ...]
     loaded_at: float
     tests: int = 0
-    """How many tests of its own it passed."""
+    """How many tests of its own it was put to."""
+    failed: tuple[str, ...] = ()
+    """Those that it failed, as lines; only where `load_policy` was told to let them pass."""
 
     @property
     def digest(self) -> str:
@@ -79,8 +81,14 @@ _INIT = "run `exeat init`, which writes a first one"
 _TESTS = "change the rules or the tests: exeat policy explain shows what decides"
 
 
-def load_policy(policy_path: Path, credentials_path: Path | None, now: float) -> ActivePolicy:
-    """Read, parse, compile and test. Blocks. Raises PolicyRejected."""
+def load_policy(
+    policy_path: Path, credentials_path: Path | None, now: float, *, let_tests_fail: bool = False
+) -> ActivePolicy:
+    """Read, parse, compile and test. Blocks. Raises PolicyRejected.
+
+    `let_tests_fail` is for showing what a policy decides, never for putting one into force: whoever asks why a test
+    fails needs an answer from the very policy that fails it.
+    """
     texts, services = _read_policy(policy_path)
     credentials: tuple[str, str] | None = None
     if credentials_path is not None:
@@ -109,11 +117,11 @@ def load_policy(policy_path: Path, credentials_path: Path | None, now: float) ->
     if not policy.roles:
         raise PolicyRejected("policy-empty", "the policy names no role", _INIT)
     failed = tuple(
-        f"{result.test.place or 'tests'}: {result.test.request}: {result.got}"
+        f"{result.test.place or f'tests: {result.test.expect} {result.test.request}'}: {result.got}"
         for result in run_tests(policy, parsed.tests)
         if not result.passed
     )
-    if failed:
+    if failed and not let_tests_fail:
         raise PolicyRejected("policy-tests-failed", f"{len(failed)} test(s) of the policy fail", _TESTS, failed)
     return ActivePolicy(
         policy=policy,
@@ -122,6 +130,7 @@ def load_policy(policy_path: Path, credentials_path: Path | None, now: float) ->
         warnings=tuple(str(problem) for problem in parsed.warnings),
         loaded_at=now,
         tests=len(parsed.tests),
+        failed=failed,
     )
 
 

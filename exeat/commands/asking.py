@@ -30,15 +30,25 @@ FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="Policy fi
 CredentialsOption = Annotated[Path | None, typer.Option("--credentials", help="credentials.yaml (default: settings').")]
 
 
-def load_files(file: Path | None, credentials: Path | None, config: Path | None, output: Output) -> ActivePolicy:
-    """The policy named, or the settings'. Prints each problem as file:line:column and exits 1 on any."""
+def load_files(
+    file: Path | None, credentials: Path | None, config: Path | None, output: Output, *, let_tests_fail: bool = False
+) -> ActivePolicy:
+    """The policy named, or the settings'. Prints each problem as file:line:column and exits 1 on any.
+
+    With `let_tests_fail` tests of the policy that fail are said on standard error, and it is loaded all the same.
+    """
     if file is None or (credentials is None and config is not None):
         current = settings(config)
         file, credentials = file or current.policy, credentials or current.credentials
     if credentials is None and (file.parent / "credentials.yaml").is_file():
         credentials = file.parent / "credentials.yaml"
     try:
-        return load_policy(file.absolute(), credentials.absolute() if credentials else None, time.time())
+        active = load_policy(
+            file.absolute(),
+            credentials.absolute() if credentials else None,
+            time.time(),
+            let_tests_fail=let_tests_fail,
+        )
     except PolicyRejected as error:
         if output is Output.json:
             print_json({"problems": list(error.problems), "detail": error.detail})
@@ -46,6 +56,9 @@ def load_files(file: Path | None, credentials: Path | None, config: Path | None,
         for line in error.problems:
             note(line)
         fail(error.detail, remedy=error.remedy)
+    if active.failed:
+        note(f"warning: {len(active.failed)} test(s) of this policy fail, so it would not be put into force")
+    return active
 
 
 def decide_offline(

@@ -28,7 +28,7 @@ from rules.schema import credentials_schema, json_schema
 from rules.service_file import parse_service
 from rules.yaml12 import YamlError
 
-app = typer.Typer(help="Policy: check, test, explain, show, reload, schema.", no_args_is_help=True)
+app = typer.Typer(help="Policy: check, test, explain, show, reload, schema, import.", no_args_is_help=True)
 
 
 @app.command()
@@ -86,7 +86,7 @@ def explain_(
         if not equals:
             fail(f"--attribute {text!r} is not name=value", code=EXIT_USAGE)
         attributes[name] = value
-    active = load_files(file, credentials, config, output)
+    active = load_files(file, credentials, config, output, let_tests_fail=True)
     answer = decide_offline(active, method, url, role, read_body(body, body_file), header, attributes)
     if output is Output.json:
         print_json(answer)

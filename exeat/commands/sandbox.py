@@ -39,7 +39,7 @@ from exeat.settings import Settings
 from exeat.supervisor import SandboxListener, StartRefused
 from rules.names import InvalidName, parse_authority
 
-app = typer.Typer(help="Sandboxes: create, list, show, thaw, end.", no_args_is_help=True)
+app = typer.Typer(help="Sandboxes: create, prove, list, show, thaw, end.", no_args_is_help=True)
 
 RoleOption = Annotated[str | None, typer.Option("--role", "-r", help="Its role (default: the only one there is).")]
 TtlOption = Annotated[str | None, typer.Option("--ttl", help="How long it lives: 90s, 30m, 1h, 2d.")]

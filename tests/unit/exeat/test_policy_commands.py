@@ -20,3 +20,30 @@ def test_problems_are_json_where_asked(tmp_path: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr()
     assert any(line.startswith("policy.yaml:4:5: ") for line in json.loads(shown.out)["problems"])
     assert shown.err == ""
+
+
+def test_a_policy_whose_tests_fail_can_be_asked_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`policy check` refuses it and points at `policy explain`, which answers from that very policy, and says so."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "version: 1\n"
+        "destinations: {shop.example: {port: 8443}}\n"
+        "roles:\n"
+        "  agent:\n"
+        "    allow:\n"
+        "      - {name: read, host: shop.example, methods: [GET], paths: [/a]}\n"
+        "tests:\n"
+        "  - {role: agent, allow: 'GET https://shop.example/a'}\n"
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["policy", "check", "--file", str(policy)])
+    assert ended.value.code == 1
+    shown = capsys.readouterr()
+    assert "policy.yaml:8:5: allow GET https://shop.example/a: denied: no-rule (Nearest is agent/read: " in shown.err
+    assert "policy explain" in shown.err
+    with pytest.raises(SystemExit) as ended:
+        main(["policy", "explain", "GET", "https://shop.example/a", "--file", str(policy)])
+    assert ended.value.code == 1
+    shown = capsys.readouterr()
+    assert "the port is 443, not 8443" in shown.out
+    assert "1 test(s) of this policy fail" in shown.err
