@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rules.facts import RequestFacts
+from rules.operations.media import is_coded
 from rules.operations.strict_json import InvalidJson, load
 from rules.shapes import SHAPES
 
@@ -23,7 +24,7 @@ _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,100}\Z")
 
 def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Mapping[str, str] | None:
     """Return `crate` and `version` of a publication whose JSON lies within the first bytes, else None."""
-    if any(value.strip().lower() != "identity" for value in facts.header("content-encoding")):
+    if is_coded(facts):
         return None
     length = int.from_bytes(body[:4], "little")
     # Behind the JSON there is the second length at least: cut short, it is no publication.

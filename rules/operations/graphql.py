@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from rules.arguments import Value
 from rules.facts import RequestFacts
-from rules.operations.media import is_json
-from rules.operations.strict_json import InvalidJson, load
+from rules.operations.media import json_object
 
 if TYPE_CHECKING:
     from graphql import language as ast
@@ -54,15 +53,16 @@ class _Refused(Exception):
 
 def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Mapping[str, Value] | None:
     """Return the arguments of one operation of the wanted type, or None. See `check` for `params`."""
-    if not is_json(facts):
+    value = json_object(body, facts, depth=32, nodes=50_000)
+    if value is None:
         return None
     from graphql import GraphQLError
 
     try:
-        text, name, variables = _envelope(load(body, depth=32, nodes=50_000))
+        text, name, variables = _envelope(value)
         document = _parse(text)
         return _Judge(params, document, text, name, variables).arguments()
-    except (InvalidJson, GraphQLError, RecursionError, _Refused):
+    except (GraphQLError, RecursionError, _Refused):
         return None
 
 
@@ -144,8 +144,8 @@ def _listed(text: str) -> Mapping[str, str | None]:
     return found
 
 
-def _envelope(value: Any) -> tuple[str, str | None, Mapping[str, Any]]:
-    if not isinstance(value, dict) or not value.keys() <= {"query", "operationName", "variables", "extensions"}:
+def _envelope(value: dict[str, Any]) -> tuple[str, str | None, Mapping[str, Any]]:
+    if not value.keys() <= {"query", "operationName", "variables", "extensions"}:
         raise _Refused
     text, name = value.get("query"), value.get("operationName")
     variables, extensions = value.get("variables"), value.get("extensions")

@@ -12,8 +12,7 @@ from typing import Any
 
 from rules.facts import RequestFacts
 from rules.operations import closed
-from rules.operations.media import is_json
-from rules.operations.strict_json import InvalidJson, load
+from rules.operations.media import json_object
 
 MAX_TEXT = 8192
 """Characters of one string field: it is shown to people and written to records."""
@@ -28,12 +27,7 @@ TYPES: Mapping[str, closed.Check] = {
 
 def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Mapping[str, str] | None:
     """Return the arguments of a body that has exactly the fields of `params`, or None."""
-    if not is_json(facts):
-        return None
-    try:
-        value = load(body, depth=16, nodes=10_000)
-    except InvalidJson:
-        return None
+    value = json_object(body, facts, depth=16, nodes=10_000)
     found: dict[str, str] = {}
     return found if _object_fits(params, value, "", found) else None
 

@@ -20,8 +20,7 @@ from typing import Any
 
 from rules.arguments import Value
 from rules.facts import RequestFacts
-from rules.operations.media import is_json
-from rules.operations.strict_json import InvalidJson, load
+from rules.operations.media import json_object
 from rules.shapes import SHAPES
 
 PARAMS = frozenset({"arguments", "required", "single", "sole", "absent", "shapes"})
@@ -33,14 +32,9 @@ _WORD = re.compile(r"[!#-+\--:=?-\[\]-~]{1,256}\Z")
 
 def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Mapping[str, Value] | None:
     """Return the arguments that `body` states, or None where it is not such JSON."""
-    if not is_json(facts):
-        return None
+    value = json_object(body, facts, depth=32, nodes=100_000)
     try:
-        value = load(body, depth=32, nodes=100_000)
-    except InvalidJson:
-        return None
-    try:
-        return _picked(params, value)
+        return None if value is None else _picked(params, value)
     except _Refused:
         return None
 
@@ -84,9 +78,7 @@ def _check_places(places: Any) -> None:
         raise ValueError("a place is names with dots, and [] behind what is a list")
 
 
-def _picked(params: Mapping[str, Any], value: Any) -> dict[str, Value] | None:
-    if not isinstance(value, dict):
-        return None
+def _picked(params: Mapping[str, Any], value: dict[str, Any]) -> dict[str, Value] | None:
     if any(True for place in params.get("absent", ()) for _ in _at(value, place.split("."))):
         return None
     for place in params.get("sole", ()):

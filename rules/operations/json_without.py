@@ -11,22 +11,16 @@ from typing import Any
 
 from rules.arguments import Value
 from rules.facts import RequestFacts
-from rules.operations.media import is_json
-from rules.operations.strict_json import InvalidJson, load
+from rules.operations.media import json_object
 
 
 def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Mapping[str, Value] | None:
     """Return {} for a strict JSON object without the keys that `refuse` lists, or for no body; else None."""
     if not body:
         return {}
-    if not is_json(facts):
-        return None
-    try:
-        value = load(body, depth=40, nodes=50_000)
-    except InvalidJson:
-        return None
+    value = json_object(body, facts, depth=40, nodes=50_000)
     refused = {str(key).lower() for key in params["refuse"]}
-    return {} if isinstance(value, dict) and not _holds(value, refused) else None
+    return {} if value is not None and not _holds(value, refused) else None
 
 
 def check(params: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rules.arguments import Value
 from rules.facts import RequestFacts
-from rules.operations.media import is_json
+from rules.operations.media import json_object
 from rules.operations.strict_json import InvalidJson, load
 
 MAX_NAME = 256
@@ -67,13 +67,8 @@ def arguments(params: Mapping[str, Any]) -> frozenset[str]:
 
 def read(body: bytes, facts: RequestFacts) -> Message | None:
     """Return the one message of a body, or None."""
-    if not is_json(facts):
-        return None
-    try:
-        value = load(body, depth=64, nodes=50_000)
-    except InvalidJson:
-        return None
-    if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
+    value = json_object(body, facts, depth=64, nodes=50_000)
+    if value is None or value.get("jsonrpc") != "2.0":
         return None
     if "method" not in value:
         # Exactly one of result and error answers a request (section 5).

@@ -19,6 +19,7 @@ from rules.arguments import Value
 from rules.facts import RequestFacts
 from rules.operations import closed as c
 from rules.operations.git import is_ref
+from rules.operations.media import is_type
 from rules.operations.strict_json import InvalidJson, load
 
 MAX_OBJECTS = 1000
@@ -86,10 +87,7 @@ def check_lock(params: Mapping[str, Any]) -> None:
 
 
 def _judge(call: str, body: bytes, facts: RequestFacts) -> Mapping[str, Value] | None:
-    types = [value.replace(" ", "").lower() for value in facts.header("content-type")]
-    if types not in ([_MEDIA], [f"{_MEDIA};charset=utf-8"]):
-        return None
-    if any(value.strip().lower() != "identity" for value in facts.header("content-encoding")):
+    if not is_type(facts, _MEDIA):
         return None
     try:
         value = load(body, depth=6, nodes=MAX_OBJECTS * 8)

@@ -8,8 +8,7 @@ from typing import Any
 
 from rules.facts import RequestFacts
 from rules.operations.closed import Check
-from rules.operations.media import is_json
-from rules.operations.strict_json import InvalidJson, load
+from rules.operations.media import json_object
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z")
 
@@ -21,13 +20,8 @@ def model_name(value: Any) -> bool:
 
 def judge(schema: Check, body: bytes, facts: RequestFacts) -> Mapping[str, str] | None:
     """Return {"model": ...} ({} where the body has none) if `body` is strict JSON that fits `schema`, else None."""
-    if not is_json(facts):
-        return None
-    try:
-        value = load(body)
-    except InvalidJson:
-        return None
-    if not schema(value):
+    value = json_object(body, facts)
+    if value is None or not schema(value):
         return None
     return {"model": value["model"]} if "model" in value else {}
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rules.facts import RequestFacts
+from rules.operations.media import is_coded
 from rules.shapes import SHAPES
 
 ARGUMENTS = frozenset({"package", "version"})
@@ -30,7 +31,7 @@ MAX_PARTS = 2000
 
 def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Mapping[str, str] | None:
     """Return `package` and `version` of an upload whose metadata lies within the first bytes, else None."""
-    if any(value.strip().lower() != "identity" for value in facts.header("content-encoding")):
+    if is_coded(facts):
         return None
     types = facts.header("content-type")
     boundary = _BOUNDARY.match(types[0].strip()) if len(types) == 1 else None
