@@ -100,6 +100,9 @@ def match_operation(op: Operation, facts: RequestFacts) -> Matched | WantsBody |
     if op.body is None and facts.has_body and facts.method in ("GET", "HEAD"):
         # Few origins read it, every one receives it: a way out that no read needs (RULINGS 4.7).
         return NoMatch(near="body")
+    if op.body is None and facts.has_body and any("{query." in template for template in op.arguments.values()):
+        # Frameworks merge query and form: what the query states, a body that nobody judges could state otherwise.
+        return NoMatch(near="body")
     captures.update((f"query.{name}", value) for name, value in facts.query.pairs)
     captures.update((f"host.{name}", label) for name, label in labels.items())
     arguments: dict[str, Value] = {**_arguments(op, captures)}

@@ -118,10 +118,12 @@ def parse(body: bytes) -> dict[str, str]:
             raise InvalidForm("a field is name=value")
         raw_name, _, raw_value = part.partition(b"=")
         name, value = _decoded(raw_name), _decoded(raw_value)
-        if len(name) > MAX_NAME or not _NAME.fullmatch(name):
+        if not is_name(name):
             raise InvalidForm("not a field name")
-        stem, bracket, _ = name.partition("[")
-        if (name in fields and not name.endswith("[]")) or stems.setdefault(stem, bool(bracket)) != bool(bracket):
+        stem, bracketed = folded(name), "[" in name
+        again = stem in stems and not (bracketed and stems[stem] and (name not in fields or name.endswith("[]")))
+        stems[stem] = bracketed
+        if again:
             raise InvalidForm("a field occurs twice")
         if not name.endswith("[]"):
             fields[name] = value
@@ -132,7 +134,17 @@ def parse(body: bytes) -> dict[str, str]:
 
 def carries_authority(fields: Mapping[str, str]) -> bool:
     """True if a field's name says that it holds a key or token."""
-    return any(name.partition("[")[0].lower().replace("-", "_") in AUTHORITY for name in fields)
+    return any(folded(name) in AUTHORITY for name in fields)
+
+
+def is_name(name: str) -> bool:
+    """True for a plain field name, with brackets behind it or none: nothing that a server would trim or cut."""
+    return len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None
+
+
+def folded(name: str) -> str:
+    """The stem of a name as the most lenient server compares it: PHP reads `a.b` as `a_b`, others ignore case."""
+    return name.partition("[")[0].lower().replace("-", "_").replace(".", "_")
 
 
 def fits(name: str, allowed: list[str] | tuple[str, ...]) -> bool:

@@ -53,6 +53,8 @@ def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Map
     if facts.query.duplicates():
         return None
     given: dict[str, Any] = dict(facts.query.pairs)
+    if not all(forms.is_name(name) for name in given):
+        return None
     if body:
         if facts.method in ("GET", "HEAD"):
             return None
@@ -60,8 +62,11 @@ def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Map
         if fields is None or fields.keys() & given.keys():
             return None
         given |= fields
-    lowered = [name.lower() for name in given]
-    if len(set(lowered)) != len(lowered) or forms.carries_authority(given):
+    plain = [forms.folded(name) for name in given if "[" not in name]
+    parts = {forms.folded(name) for name in given if "[" in name}
+    if len(set(plain)) != len(plain) or parts & set(plain) or forms.carries_authority(given):
+        return None
+    if {forms.folded(name) for name in params.get("refuse", ())} & {*plain, *parts}:
         return None
     allowed = params.get("fields")
     if allowed is not None and not all(forms.fits(name, allowed) for name in given):
@@ -89,11 +94,17 @@ def _fields(body: bytes, facts: RequestFacts) -> Mapping[str, Any] | None:
 def check_call(params: Mapping[str, Any]) -> None:
     """Raise ValueError with a fixed sentence unless `params` are well formed. Called when policy is loaded.
 
-    `arguments`: argument -> name of a field. `fields`: all that may be there; without it any but those of authority.
+    `arguments`: argument -> name of a field. `fields`: all that may be there; without it any but those of authority and
+    those of `refuse`, which the service would read beside the field or in its place.
     """
-    if not params.keys() <= {"arguments", "fields"}:
+    if not params.keys() <= {"arguments", "fields", "refuse"}:
         raise ValueError("unknown parameter of a call")
-    forms.check(params)
+    refused = params.get("refuse", ())
+    if not isinstance(refused, list | tuple) or not all(
+        isinstance(name, str) and forms.is_name(name) for name in refused
+    ):
+        raise ValueError("refuse lists names of fields")
+    forms.check({name: value for name, value in params.items() if name != "refuse"})
     jsonrpc.check_paths(params.get("arguments", {}), {"method"})
 
 

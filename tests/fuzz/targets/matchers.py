@@ -45,7 +45,12 @@ ROWS = (
     Row("aws_action", {"actions": ["GetItem"], "version": ["2011-06-15"]}, (("content-type", FORM),)),
     Row(
         "aws_action",
-        {"actions": ["GetItem"], "target": ["DynamoDB_20120810"], "arguments": {"table": "TableName"}},
+        {
+            "actions": ["GetItem"],
+            "target": ["DynamoDB_20120810"],
+            "arguments": {"table": "TableName"},
+            "stated_by": {"table": ["GetItem"]},
+        },
         (("content-type", "application/x-amz-json-1.0"), ("x-amz-target", "DynamoDB_20120810.GetItem")),
     ),
     Row("call", {"arguments": {"channel": "channel"}}),

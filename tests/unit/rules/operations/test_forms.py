@@ -133,11 +133,14 @@ STS: dict[str, Any] = {
     "actions": ["GetCallerIdentity"],
     "version": ["2011-06-15"],
     "arguments": {"role": "RoleArn"},
+    "stated_by": {"role": ["GetCallerIdentity"]},
 }
 TABLE: dict[str, Any] = {
-    "actions": ["GetItem", "Query"],
+    "actions": ["GetItem", "Query", "BatchGetItem"],
     "target": ["DynamoDB_20120810"],
     "arguments": {"table": "TableName"},
+    "stated_by": {"table": ["GetItem", "Query"]},
+    "instead": {"table": ["TableArn"]},
 }
 
 
@@ -223,6 +226,14 @@ def test_an_action_states_its_name_and_what_is_bound() -> None:
     assert aws.arguments(TABLE) == {"action", "table"}
 
 
+def test_a_field_that_an_action_does_not_read_states_nothing() -> None:
+    """Services ignore unknown fields: one beside what a batch names, or beside another name, would be for show."""
+    batch = b'{"TableName":"mine","RequestItems":{"theirs":{}}}'
+    assert aws.evaluate(TABLE, batch, target("DynamoDB_20120810.BatchGetItem")) == {"action": "BatchGetItem"}
+    both = b'{"TableName":"mine","tablearn":"theirs"}'
+    assert aws.evaluate(TABLE, both, target("DynamoDB_20120810.GetItem")) == {"action": "GetItem"}
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -233,7 +244,11 @@ def test_an_action_states_its_name_and_what_is_bound() -> None:
         {"actions": ["GetItem"], "version": ["x"]},
         {"actions": ["GetItem"], "target": ["a b"]},
         {"actions": ["GetItem"], "target": ["A"], "x": 1},
-        {"actions": ["GetItem"], "target": ["A"], "arguments": {"action": "x"}},
+        {"actions": ["GetItem"], "target": ["A"], "arguments": {"action": "x"}, "stated_by": {"action": ["GetItem"]}},
+        {"actions": ["GetItem"], "target": ["A"], "arguments": {"table": "x"}},
+        {"actions": ["GetItem"], "target": ["A"], "arguments": {"table": "x"}, "stated_by": {"table": ["Query"]}},
+        {"actions": ["GetItem"], "target": ["A"], "arguments": {"table": "x"}, "stated_by": {"table": []}},
+        {"actions": ["GetItem"], "target": ["A"], "instead": {"table": ["y"]}},
     ],
     ids=str,
 )
@@ -246,7 +261,7 @@ def test_parameters_of_an_action_are_checked(params: dict[str, Any]) -> None:
 # --- methods by name -------------------------------------------------------------------------------------------------
 
 READS: dict[str, Any] = {"under": "/api", "methods": ["conversations.list", "users.info"]}
-POST: dict[str, Any] = {"arguments": {"channel": "channel"}}
+POST: dict[str, Any] = {"arguments": {"channel": "channel"}, "refuse": ["channels"]}
 
 
 @pytest.mark.parametrize(
@@ -267,6 +282,13 @@ def test_a_method_that_is_not_listed_is_another_operation(path: str) -> None:
         (judged("GET", "/api/x?channel=a&channel=b"), b""),
         (judged("GET", "/api/x?channel=a&Channel=b"), b""),
         (judged("GET", "/api/x?channel=a&token=t"), b""),
+        (judged("GET", "/api/x?channel=a&access.token=t"), b""),
+        (judged("GET", "/api/x?channel=a&+channel=b"), b""),
+        (judged("GET", "/api/x?channel=a&channel%00=b"), b""),
+        (judged("GET", "/api/x?channel=a&channel%5B%5D=b"), b""),
+        (judged("GET", "/api/x?channel=a&user.id=b&user_id=c"), b""),
+        (judged("GET", "/api/x?channel=a&Channels=b"), b""),
+        (judged("POST", "/api/x?channel%5B0%5D=a", content_type="application/x-www-form-urlencoded"), b"channel=b"),
         (judged("GET", "/api/x?channel="), b""),
         (judged("GET", "/api/x?channel=a", body=True), b"channel=b"),
         (judged("POST", "/api/x?channel=a", content_type="application/x-www-form-urlencoded"), b"channel=b"),
