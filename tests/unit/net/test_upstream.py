@@ -74,7 +74,6 @@ NOT_BY_NAME = [
     ("93.184.216.34", "a public literal: nothing says where the proxy would route it"),
     ("[::1]", "IPv6 loopback"),
     ("[2606:2800:220:1::1]", "a public IPv6 literal"),
-    ("db.localhost", "RFC 6761"),
     ("printer.local", "multicast DNS"),
     ("metadata.google.internal", "a cloud's metadata service (T04)"),
     ("host.docker.internal", "the host of a container"),
