@@ -196,12 +196,12 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     holding = [candidate.rule for candidate in candidates if candidate.rule.approval is not None]
     if holding:
         groups = sorted({rule.approval for rule in holding if rule.approval is not None})
-        return Held(rule=holding[0].id, operation=_name(lead.op), approval=", ".join(groups), arguments=arguments)
+        return Held(rule=holding[0].id, operation=lead.op.name, approval=", ".join(groups), arguments=arguments)
     return Permit(
         sandbox=sandbox,
         rule=lead.rule.id,
         rules=tuple(sorted({candidate.rule.id for candidate in candidates})),
-        operation=_name(lead.op),
+        operation=lead.op.name,
         effect=_effect(candidates, facts),
         destination=destination,
         credential=None if credential is None else credential.name,
@@ -330,7 +330,7 @@ def _nothing_matched(role: Role, near: _Near | None) -> Denied:
     name = NEARNESS[near.depth]
     # What a protocol's matcher recognises is told by name: its paths say nothing.
     stated = " ".join((*near.op.methods, ", ".join(pattern.template for pattern in near.op.paths[:3])))
-    shown = stated if near.op.head is None else _name(near.op)
+    shown = stated if near.op.head is None else near.op.name
     if name in ("port", "scheme"):
         shown = f"{near.op.scheme} on port {near.op.port}"
     differs = "it cannot be judged yet" if name == "later" else f"the {name} differs"
@@ -420,8 +420,3 @@ def _declared_too_large(facts: RequestFacts, restrictions: Restrictions) -> bool
     if isinstance(facts.body, bytes):
         sizes.append(len(facts.body))  # of a partial one what is known; the rest is bounded as it streams
     return any(size > restrictions.request_bytes for size in sizes)
-
-
-def _name(op: Operation) -> str:
-    """`github/git.fetch`: without the `#2` that tells an operation's second way of being stated."""
-    return op.id.partition("#")[0]

@@ -75,17 +75,19 @@ def recognised(operations: Iterable[Operation], facts: RequestFacts) -> list[dic
     """Which of `operations` the request states, whoever permits them: operation, effect, arguments."""
     found: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        name = operation.id.partition("#")[0]
         match match_operation(operation, facts):
             case Matched(arguments=stated):
                 flat = arguments.pairs(stated)
-                found[name] = {
-                    "operation": name,
+                found[operation.name] = {
+                    "operation": operation.name,
                     "effect": operation.effect,
                     "arguments": arguments.shown(flat),
                 }
             case WantsBody():
-                found.setdefault(name, {"operation": name, "effect": operation.effect, "if": "the body states it"})
+                found.setdefault(
+                    operation.name,
+                    {"operation": operation.name, "effect": operation.effect, "if": "the body states it"},
+                )
             case NoMatch():
                 pass
     return [found[name] for name in sorted(found)]
@@ -106,7 +108,7 @@ def misses(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> list[dict[s
             miss = _miss(rule, operation, sandbox, facts)
             if miss is None:
                 continue
-            key = (str(rule.id), operation.id.partition("#")[0])
+            key = (str(rule.id), operation.name)
             if key not in found or miss[0] > found[key][0]:
                 found[key] = miss
     near = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))

@@ -74,7 +74,7 @@ class PathPattern:
     rest: bool
     encoded_slash: bool = False
     shapes: tuple[str, ...] = ()
-    """One per name, a key of rules.matching.SHAPES (`segment`: any). Made by rules.matching.parse_path."""
+    """One per name, a key of rules.shapes.SHAPES (`segment`: any). Made by rules.matching.parse_path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ class Operation:
     extra_request_headers: tuple[str, ...] = ()
     """Names beyond the base allowlist that may pass on a credentialed call."""
     native: str = "problem"
-    """The refusal shape: problem, git, npm, pypi, openai, anthropic."""
+    """The refusal shape, one of rules.service.NATIVES."""
     placeholders_inert: bool = False
     redirects_declared: bool = False
     download: bool = False
@@ -210,6 +210,11 @@ class Operation:
     """What is done to its answer before a sandbox sees it, one of ANSWERS; "" for nothing."""
     extra_response_headers: tuple[str, ...] = ()
     """Names beyond the base allowlist that may come back with an answer that is shaped."""
+
+    @property
+    def name(self) -> str:
+        """The id without its `#2`: what rules, records and people call it, whichever way it is stated."""
+        return self.id.partition("#")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

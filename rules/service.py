@@ -145,7 +145,7 @@ class ServiceDef:
         if selector in EFFECTS:
             return tuple(op for op in self.operations if op.effect == selector)
         wanted = f"{self.name}/{selector}"
-        return tuple(op for op in self.operations if op.id.partition("#")[0] == wanted)
+        return tuple(op for op in self.operations if op.name == wanted)
 
     def arguments(self, selector: str) -> frozenset[str]:
         """The arguments that a rule may bind on `selector`."""

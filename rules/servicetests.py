@@ -43,7 +43,7 @@ def check_service_test(service: ServiceDef, test: ServiceTest) -> str:
     if len(found) > 1:
         return f"{said}: recognised as several: {', '.join(op.id for op, _ in found)}"
     op, matched = found[0]
-    name = op.id.partition("/")[2].partition("#")[0]
+    name = op.name.partition("/")[2]
     if name != test.operation:
         return f"{said}: recognised as {name}"
     if test.effect is not None and op.effect != test.effect:

@@ -119,7 +119,7 @@ def facts_of(test: ServiceTest) -> RequestFacts:
 
 def recognised(service: ServiceDef, line: str, *headers: tuple[str, str]) -> set[str]:
     made = facts(line, headers)
-    return {op.id.partition("#")[0] for op in service.operations if isinstance(match_operation(op, made), Matched)}
+    return {op.name for op in service.operations if isinstance(match_operation(op, made), Matched)}
 
 
 @pytest.mark.parametrize(("service", "test"), TESTS, ids=[f"{s.name}-{t.line}-{t.expect}" for s, t in TESTS])
@@ -175,7 +175,7 @@ def test_a_read_is_a_get_or_is_told_by_a_matcher(service: ServiceDef) -> None:
     for op in service.select("read"):
         if op.methods != ("GET",) and not _later(op):
             judged = op.body is not None or op.head is not None
-            assert judged or op.id.partition("#")[0] in READS_BY_OTHER_METHODS, op.id
+            assert judged or op.name in READS_BY_OTHER_METHODS, op.id
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
@@ -189,7 +189,7 @@ def test_operations_are_consistent(service: ServiceDef) -> None:
         assert op.scheme == "https" or (service.name in CLEAR_TEXT and op.effect == "read")
         assert op.body is None or op.body.matcher in EVALUATORS
         judged = {spec.matcher for spec in (op.head, op.body) if spec is not None} & QUERY_JUDGED_BY
-        assert op.query is not None or judged or _later(op) or op.id.partition("#")[0] in ANY_QUERY
+        assert op.query is not None or judged or _later(op) or op.name in ANY_QUERY
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
@@ -351,7 +351,7 @@ def test_select_takes_names_and_effects() -> None:
 
 def test_publishing_and_pushing_are_never_reads() -> None:
     """Expect effect read to hold no write under another name."""
-    reads = {op.id.partition("#")[0] for service in SERVICES.values() for op in service.select("read")}
+    reads = {op.name for service in SERVICES.values() for op in service.select("read")}
     assert not reads & {"npm/publish", "github/git.push", "npm/audit", "anthropic/messages.create"}
 
 
@@ -413,7 +413,7 @@ def test_operations_survive_the_document(service: ServiceDef) -> None:
 
 
 def _name(op: Operation) -> str:
-    return op.id.partition("/")[2].partition("#")[0]
+    return op.name.partition("/")[2]
 
 
 def _later(op: object) -> bool:
