@@ -217,6 +217,7 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "model": _shape(_MODEL),
     "git-owner": _shape(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,98})"),
     "git-repository": _git_repository,
+    "git-compare": _shape(r"[^:/]{1,255}"),
     "npm-package": _shape(rf"{_NPM_NAME}|@{_NPM_NAME}/{_NPM_NAME}"),
     "npm-package-release": _npm_release(rf"{_NPM_NAME}|@{_NPM_NAME}/{_NPM_NAME}"),
     "npm-scope": _shape(rf"@{_NPM_NAME}"),

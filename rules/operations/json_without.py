@@ -1,7 +1,8 @@
 """JSON in which some keys must not stand anywhere: query languages whose field names are anybody's own.
 
 A closed schema is better (rules/operations/closed.py) where one can be written. Here what is dangerous has names of its
-own: an Elasticsearch query may run a `script`, or read another `index` by a lookup. Keys are compared without case.
+own: an Elasticsearch query may run a `script`, or read another `index` by a lookup. Keys are compared without case and
+underscores: parsers have taken `scriptFields` for `script_fields`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Map
     if not body:
         return {}
     value = json_object(body, facts, depth=40, nodes=50_000)
-    refused = {str(key).lower() for key in params["refuse"]}
+    refused = {_folded(str(key)) for key in params["refuse"]}
     return {} if value is not None and not _holds(value, refused) else None
 
 
@@ -37,9 +38,13 @@ def _holds(value: Any, refused: set[str]) -> bool:
     while stack:
         item = stack.pop()
         if isinstance(item, dict):
-            if any(key.lower() in refused for key in item):
+            if any(_folded(key) in refused for key in item):
                 return True
             stack.extend(item.values())
         elif isinstance(item, list):
             stack.extend(item)
     return False
+
+
+def _folded(key: str) -> str:
+    return key.lower().replace("_", "").replace("-", "")

@@ -124,6 +124,8 @@ _INFORMS = "x-id"
 _COPY = "x-amz-copy-source"
 _REFUSED_HEADERS = frozenset({"x-amz-rename-source", "x-amz-bypass-governance-retention", "x-amz-mfa"})
 _SHARING = ("x-amz-acl", "x-amz-grant-")
+_LOCKING = ("x-amz-object-lock-", "x-amz-bucket-object-lock-")
+"""A write that keeps the object from being removed, by whoever owns it too."""
 
 
 def match(params: Mapping[str, Any], facts: RequestFacts) -> Mapping[str, Value] | None:
@@ -157,6 +159,11 @@ def match(params: Mapping[str, Any], facts: RequestFacts) -> Mapping[str, Value]
         if name not in ("object.write", "object.share", "bucket.write"):
             return None
         name = "object.share" if scope == "object" else name
+    if any(header.startswith(_LOCKING) for header, _ in facts.headers):
+        # A write that says two further things is none of these.
+        if name != "object.write" or row.method not in ("PUT", "POST"):
+            return None
+        name = "object.lock"
     if name not in params["operations"]:
         return None
     found: dict[str, Value] = {}
