@@ -40,8 +40,11 @@ def refusals_page() -> str:
     parts.append(
         "A refusal is `application/problem+json` (RFC 9457) with `Proxy-Status` (RFC 9209), or the shape that the\n"
         "client shows (git, npm, pip, cargo, Go, Bundler, image clients, OpenAI, Anthropic, AWS, GraphQL, JSON-RPC).\n"
-        "For Bundler the status is 451 in place of 403. `type` is `http://exeat.internal/reasons/CODE`, which\n"
-        "resolves inside the sandbox. The text is constant for each reason; nothing of the request is reflected.\n"
+        "Which one follows from the service, and at a host that no rule describes from what the client calls itself.\n"
+        "For Bundler the status is 451 in place of 403. Of many clients (pip, gem, pnpm, apt, Maven) a person sees the\n"
+        "reason phrase only: it then names reason and request, as `Refused by Exeat policy: no-rule, req_...`.\n\n"
+        "`type` is `http://exeat.internal/reasons/CODE`, which resolves inside the sandbox. The text is constant for each\n"
+        "reason; nothing of the request is reflected.\n"
         "`retryable` means that the same request can succeed later without anybody changing anything.\n\n"
         "| Reason | Status | Retryable | Meaning | What helps |\n|---|---|---|---|---|\n"
     )

@@ -865,8 +865,8 @@ def native_shape(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> str:
     for operation in here:
         if any(match_path(pattern, facts.path) is not None for pattern in operation.paths):
             return spoken_shape(operation.native, facts)
-    # Of one URL among others of its host; elsewhere its clients are not the ones that ask.
-    return next((operation.native for operation in here if operation.native != "graphql"), "problem")
+    # Of some URLs among others of its host; elsewhere their clients are not the ones that ask.
+    return next((operation.native for operation in here if operation.native not in ("git", "graphql")), "problem")
 
 
 def reply_to(native: str, facts: RequestFacts | None) -> str | int | None:

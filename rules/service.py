@@ -19,7 +19,7 @@ from rules.policy import BodySpec, Effect, HeadSpec, HostPattern, Operation, Pla
 
 EFFECTS: tuple[str, ...] = get_args(Effect)
 NATIVES = (
-    "problem", "git", "npm", "pypi", "cargo", "go", "bundler", "apt", "oci", "huggingface", "registry",
+    "problem", "forge", "git", "npm", "pypi", "cargo", "go", "bundler", "apt", "oci", "huggingface", "registry",
     "openai", "anthropic", "jsonrpc", "graphql", "aws-query", "aws-json", "s3",
 )  # fmt: skip
 """Shapes of refusals that clients show (wire/refusals.py)."""

@@ -79,7 +79,10 @@ def render(refusal: Refusal, shape: str = "problem") -> Rendered:
     if shape == "huggingface":
         # huggingface_hub shows this header and not the body.
         headers.append(("x-error-message", " ".join(_lines(document)).encode("ascii", "replace").decode("ascii")))
-    return Rendered(status=status, phrase=REFUSAL_TITLE, headers=tuple(headers), body=body)
+    phrase = REFUSAL_TITLE
+    if shape in _PHRASE_SHOWN:
+        phrase = f"{REFUSAL_TITLE}: {row.code}, {document['request_id']}".encode("ascii", "replace").decode("ascii")
+    return Rendered(status=status, phrase=phrase, headers=tuple(headers), body=body)
 
 
 def problem(refusal: Refusal) -> dict[str, Any]:
@@ -115,15 +118,42 @@ def shape_for(native: str, user_agent: str) -> str:
 
 _AGENTS: tuple[tuple[str, str], ...] = (
     ("git/", "git"),
-    ("git-lfs/", "problem"),
+    ("git-lfs/", "lfs"),
     ("npm/", "npm"),
+    ("pnpm/", "npm"),
+    ("yarn/", "npm"),
+    ("bun/", "npm"),
     ("pip/", "pypi"),
     ("uv/", "pypi"),
-    ("cargo", "git"),
-    ("go-http-client", "git"),
-    ("go-", "git"),
+    ("twine/", "pypi"),
+    ("cargo", "cargo"),
+    ("go-http-client", "go"),
+    ("bundler/", "bundler"),
+    ("ruby, rubygems/", "bundler"),
+    ("docker/", "oci"),
+    ("containerd/", "oci"),
+    ("buildkit/", "oci"),
+    ("skopeo/", "oci"),
+    ("libpod/", "oci"),
+    ("buildah/", "oci"),
+    ("crane/", "oci"),
+    ("debian apt-http/", "apt"),
+    ("apache-maven/", "registry"),
+    ("gradle/", "registry"),
+    ("poetry/", "pypi"),
+    ("python-requests/", "registry"),
+    ("python-urllib/", "registry"),
+    ("wget/", "registry"),
+    ("nuget ", "registry"),
+    ("composer/", "registry"),
+    ("conda/", "registry"),
+    ("go-gh", "forge"),
+    ("github cli", "forge"),
 )
-"""cargo and go show plain text as git does: a few short lines of graphic characters."""
+"""What clients call themselves, at a host that no rule describes: each still gets the form that it shows."""
+
+_PHRASE_SHOWN = frozenset({"apt", "bundler", "npm", "pypi", "registry"})
+"""Shapes whose clients show the reason phrase and little or nothing of a body: it names the reason and the request."""
 
 
 def _shown(text: str) -> str:
@@ -138,6 +168,16 @@ def _json(document: Mapping[str, Any]) -> bytes:
 def _problem(document: Mapping[str, Any]) -> tuple[str, bytes]:
     # uv wants exactly this media type, without a charset parameter.
     return "application/problem+json", _json(document)
+
+
+def _pypi(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    # uv shows title and detail; pip and twine the reason phrase.
+    return _problem({**document, "detail": " ".join(_lines(document)).removeprefix(f"{document['title']}: ")})
+
+
+def _forge(document: Mapping[str, Any]) -> tuple[str, bytes]:
+    # The REST APIs of GitHub and GitLab tell an error in `message`, which gh, glab and the client libraries show.
+    return "application/problem+json", _json({**document, "message": " ".join(_lines(document))})
 
 
 def _lines(document: Mapping[str, Any]) -> list[str]:
@@ -243,7 +283,8 @@ def _oci(document: Mapping[str, Any]) -> tuple[str, bytes]:
 
 _SHAPES: dict[str, Callable[[Mapping[str, Any]], tuple[str, bytes]]] = {
     "problem": _problem,
-    "pypi": _problem,
+    "pypi": _pypi,
+    "forge": _forge,
     "apt": _problem,
     "huggingface": _problem,
     "registry": _problem,

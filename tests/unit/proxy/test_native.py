@@ -25,8 +25,10 @@ BOX = Sandbox(tenant="t", id="s", epoch=1, role="dev", owner="o", agent="a", tas
     ("host", "path", "shape"),
     [
         ("api.github.com", "/graphql", "graphql"),
-        ("api.github.com", "/repos/a/b", "problem"),
-        ("api.github.com", "/nothing", "problem"),
+        ("api.github.com", "/repos/a/b", "forge"),
+        ("api.github.com", "/nothing", "forge"),
+        ("github.com", "/a/b/info/refs", "git"),
+        ("github.com", "/nothing", "forge"),
         ("tracker.example", "/mcp", "jsonrpc"),
         ("tracker.example", "/other", "jsonrpc"),
         ("elsewhere.example", "/graphql", "problem"),

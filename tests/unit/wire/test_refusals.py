@@ -10,7 +10,10 @@ import pytest
 from rules.reasons import REASONS
 from wire.refusals import Refusal, render, shape_for
 
-SHAPES = ("problem", "pypi", "git", "npm", "openai", "anthropic", "jsonrpc", "graphql", "s3", "aws-query", "aws-json")
+SHAPES = (
+    *("problem", "forge", "pypi", "git", "npm", "openai", "anthropic", "jsonrpc", "graphql", "s3", "aws-query"),
+    *("aws-json", "apt", "registry"),
+)
 
 
 @pytest.mark.parametrize("code", sorted(REASONS))
@@ -20,7 +23,7 @@ def test_every_reason_has_every_shape(code: str, shape: str) -> None:
     answer = render(Refusal(code=code, request_id="req_x", rule="dev/r"), shape)
     headers = dict(answer.headers)
     assert answer.status == REASONS[code].status
-    assert answer.phrase == "Refused by Exeat policy"
+    assert answer.phrase.startswith("Refused by Exeat policy")
     assert headers["content-length"] == str(len(answer.body))
     assert headers["proxy-status"].startswith(f"exeat; error={REASONS[code].proxy_error}; ")
     assert headers["x-should-retry"] == ("true" if REASONS[code].retryable else "false")
@@ -67,6 +70,36 @@ def test_package_managers_show_a_few_plain_lines(shape: str) -> None:
     assert b"\n\n" not in answer.body
     assert all(0x20 <= byte < 0x7F or byte == 0x0A for byte in answer.body)
     assert answer.status == (451 if shape == "bundler" else 403)
+
+
+@pytest.mark.parametrize("shape", ["apt", "bundler", "npm", "pypi", "registry"])
+def test_where_the_phrase_is_all_that_is_shown_it_names_reason_and_request(shape: str) -> None:
+    """pip, gem, pnpm, apt and Maven print the reason phrase: ASCII, one line, nothing of the request."""
+    answer = render(Refusal(code="no-rule", request_id="req_\u2603x\r\n", rule="dev/r", message="a"), shape)
+    assert answer.phrase == "Refused by Exeat policy: no-rule, req_?x"
+
+
+@pytest.mark.parametrize("shape", ["git", "problem", "openai", "graphql", "oci", "go", "cargo"])
+def test_where_a_body_is_shown_the_phrase_is_the_title(shape: str) -> None:
+    """Nothing is said twice."""
+    assert render(Refusal(code="no-rule", request_id="req_x"), shape).phrase == "Refused by Exeat policy"
+
+
+def test_uv_shows_title_and_detail() -> None:
+    """So the detail names reason, request and rule; the title is not in it again."""
+    document = json.loads(render(Refusal(code="denied-by-rule", request_id="req_x", rule="dev/r"), "pypi").body)
+    assert document["detail"].endswith("reason denied-by-rule, request req_x, rule dev/r")
+    assert "Refused" not in document["detail"]
+
+
+def test_clients_of_a_forge_show_the_message() -> None:
+    """gh, glab and their libraries read `message`; the operator's sentence is part of it."""
+    answer = render(Refusal(code="no-rule", request_id="req_x", message="Ask us."), "forge")
+    document = json.loads(answer.body)
+    assert document["message"].startswith("Refused by Exeat policy")
+    assert "Ask us." in document["message"]
+    assert "reason no-rule, request req_x" in document["message"]
+    assert dict(answer.headers)["content-type"] == "application/problem+json"
 
 
 def test_an_image_client_is_told_denied() -> None:
@@ -126,7 +159,17 @@ def test_a_ticket_says_when_to_ask_again() -> None:
         ("problem", "git/2.39.5", "git"),
         ("problem", "npm/10.2 node/v20", "npm"),
         ("problem", "pip/24.2", "pypi"),
-        ("problem", "Go-http-client/1.1", "git"),
+        ("problem", "Go-http-client/1.1", "go"),
+        ("problem", "cargo 1.88.0", "cargo"),
+        ("problem", "bundler/2.3.15 rubygems/3.3.15 ruby/3.1.2", "bundler"),
+        ("problem", "Ruby, RubyGems/3.3.15 x86_64-linux Ruby/3.1.2", "bundler"),
+        ("problem", "Debian APT-HTTP/1.3 (2.6.1)", "apt"),
+        ("problem", "docker/27.1.1 go/go1.21.12", "oci"),
+        ("problem", "skopeo/1.9.3", "oci"),
+        ("problem", "git-lfs/3.3.0 (GitHub; linux amd64)", "lfs"),
+        ("problem", "pnpm/9.15.9 npm/? node/v20.20.2 linux x64", "npm"),
+        ("problem", "python-requests/2.32.3", "registry"),
+        ("forge", "git/2.39.5", "forge"),
         ("problem", "curl/8.5", "problem"),
         ("problem", "", "problem"),
     ],
