@@ -11,7 +11,7 @@ from rules.decide import decide_request
 from rules.decision import NeedsBody
 from rules.explaining import canonical, misses, recognised, verdict
 from rules.facts import FactsRefused, RequestFacts, Sandbox
-from rules.names import InvalidName, parse_authority
+from rules.names import DEFAULT_PORTS, InvalidName, parse_authority
 from rules.policy import Operation, Policy
 from rules.reasons import reason
 
@@ -90,7 +90,7 @@ def asked(method: str, url: str, body: bytes | None, headers: Iterable[tuple[str
     if body is not None and not any(name == "content-type" for name, _ in given):
         given.append(("content-type", "application/json"))
     try:
-        parse_authority(authority, 443 if scheme.lower() == "https" else 80)
+        parse_authority(authority, DEFAULT_PORTS[scheme.lower()])
     except InvalidName as error:
         raise NotExplained(f"{authority!r}: {error}") from None
     return RequestFacts.build(

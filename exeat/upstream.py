@@ -160,7 +160,7 @@ def _direct(value: Any, proxy: Host, fault: Fault) -> tuple[str, ...]:
         text = entry if isinstance(entry, str) else ""
         wild = text.startswith("*.")
         try:
-            host = Host.parse(text[2:] if wild else f"[{text}]" if ":" in text else text)
+            host = Host.of(text[2:] if wild else text)
         except InvalidName:
             host = None
         if host is None or (wild and host.is_literal):

@@ -63,7 +63,7 @@ class UpstreamProxy:
     @property
     def place(self) -> Host:
         """Raises InvalidName for what settings would not have taken."""
-        return Host.parse(f"[{self.host}]" if ":" in self.host else self.host)
+        return Host.of(self.host)
 
     def carries(self, host: Host) -> bool:
         """Whether `host` is reached through the proxy."""

@@ -19,7 +19,7 @@ from dataclasses import replace
 from importlib import resources
 from urllib.parse import urlsplit
 
-from rules.names import Host, InvalidName, Scheme, parse_authority
+from rules.names import DEFAULT_PORTS, Host, InvalidName, Scheme, parse_authority
 from rules.policy import HostPattern
 from rules.service import (
     EFFECTS,
@@ -126,7 +126,7 @@ def _split_base(base: str) -> tuple[Scheme, Host, int, str]:
     if parts.query or parts.fragment or "?" in base or "#" in base or not parts.netloc:
         raise InvalidBase("a base has a host and a path, and nothing behind it")
     try:
-        host, port = parse_authority(parts.netloc, 443 if scheme == "https" else 80)
+        host, port = parse_authority(parts.netloc, DEFAULT_PORTS[scheme])
     except InvalidName:
         raise InvalidBase("a base names one host, without user or password") from None
     prefix = parts.path.rstrip("/")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rules.credentials_file import WrittenCredential
 from rules.names import Destination, Host
@@ -53,17 +54,7 @@ def check_credentials(
 
 def _narrowed(credential: CredentialDef, bound: tuple[tuple[str, int], ...]) -> CredentialDef:
     texts = {host for host, _ in bound}
-    return CredentialDef(
-        name=credential.name,
-        kind=credential.kind,
-        slot=credential.slot,
-        hosts=tuple(host for host in credential.hosts if host.text in texts),
-        owner=credential.owner,
-        placeholder=credential.placeholder,
-        scrub=credential.scrub,
-        username=credential.username,
-        authorities=bound,
-    )
+    return replace(credential, hosts=tuple(host for host in credential.hosts if host.text in texts), authorities=bound)
 
 
 def _check_use(
@@ -90,10 +81,10 @@ def _check_use(
                 covered[rule.credential].update(meant)
                 continue
             if pattern.kind != "exact":
-                node.fail(f"{rule.id}: a credential is never used under a wildcard ({_shown(pattern)})")
+                node.fail(f"{rule.id}: a credential is never used under a wildcard ({pattern.text})")
             if op.scheme == "http":
                 node.fail(f"{rule.id}: a credential is never sent over plain HTTP ({pattern.suffix}:{op.port})")
-            host = Host.parse(f"[{pattern.suffix}]" if ":" in pattern.suffix else pattern.suffix)
+            host = Host.of(pattern.suffix)
             if not credential.binds(Destination("https", host, op.port)):
                 where = f"{pattern.suffix}:{op.port}"
                 node.fail(f"{rule.id}: credential {credential.name} is not bound to {where}, where {op.id} goes")
@@ -102,7 +93,7 @@ def _check_use(
 
 def _is_at(pattern: HostPattern, port: int, place: tuple[str, int]) -> bool:
     host, its_port = place
-    return its_port == port and pattern.matches(Host(host, ":" in host or host[-1].isdigit()))
+    return its_port == port and pattern.matches(Host.of(host))
 
 
 def check_places(role: WrittenRole, problems: Problems) -> None:
@@ -190,8 +181,7 @@ def _hosts_meet(one: HostPattern, other: HostPattern) -> bool:
         return one.suffix == other.suffix
     if one.kind == "exact" or other.kind == "exact":
         exact, wild = (one, other) if one.kind == "exact" else (other, one)
-        literal = ":" in exact.suffix or exact.suffix[-1].isdigit()
-        return wild.matches(Host(exact.suffix, literal))
+        return wild.matches(Host.of(exact.suffix))
     if "template" in (one.kind, other.kind):
         left, right = (pattern.suffix.split(".")[-2:] for pattern in (one, other))
         return left[-min(len(left), len(right)) :] == right[-min(len(left), len(right)) :]
@@ -216,10 +206,6 @@ def _same_request(one: Operation, other: Operation) -> bool:
     same_place = one.port == other.port and one.scheme == other.scheme and hosts
     same_body = (one.body is None) == (other.body is None) and (one.body is None or one.body == other.body)
     return bool(same_place and methods and templates and same_body)
-
-
-def _shown(pattern: HostPattern) -> str:
-    return pattern.text
 
 
 def warn_of_dead_rules(role: WrittenRole) -> None:
@@ -247,7 +233,7 @@ def _taker(pattern: HostPattern, port: int, denying: Sequence[Rule]) -> Rule | N
 def _includes(wide: HostPattern, narrow: HostPattern) -> bool:
     """Whether every host that `narrow` matches is matched by `wide`."""
     if narrow.kind == "exact":
-        return wide.matches(Host(narrow.suffix))
+        return wide.matches(Host.of(narrow.suffix))
     if wide == narrow:
         return True
     return wide.kind == "many" and (narrow.suffix == wide.suffix or narrow.suffix.endswith("." + wide.suffix))

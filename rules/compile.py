@@ -318,7 +318,7 @@ def _items(value: Any, what: str) -> list[Any]:
 
 
 def _host(text: str) -> Host:
-    host = Host.parse(f"[{text}]" if ":" in text else text)
+    host = Host.of(text)
     if host.text != text:
         raise DocumentFault("a host is not canonical")
     return host

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rules.names import Destination, Host, InvalidName, LocalName, Scheme, parse_authority
+from rules.names import DEFAULT_PORTS, Destination, Host, InvalidName, LocalName, Scheme, parse_authority
 from rules.paths import CanonicalPath, InvalidTarget, Query
 
 
@@ -92,7 +92,7 @@ class RequestFacts:
         hosts = [value for name, value in headers if name == "host"]
         if len(hosts) != 1:
             raise FactsRefused("bad-host-header", "exactly one Host header is required")
-        default = 443 if scheme == "https" else 80
+        default = DEFAULT_PORTS[scheme]
         try:
             host, port = parse_authority(hosts[0], default)
             if target.startswith("/"):

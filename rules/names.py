@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NewType
 
@@ -24,6 +25,8 @@ RequestId = NewType("RequestId", str)
 """`req_` and 20 characters of [a-z2-7]; one per judged request, shared by all its records."""
 
 Scheme = Literal["http", "https"]
+DEFAULT_PORTS: Mapping[str, int] = {"http": 80, "https": 443}
+"""Scheme -> the port that an authority leaves out."""
 
 OWN_NAME = "exeat.internal"
 """The help host. Decided before policy; never resolved, never dialled."""
@@ -103,6 +106,11 @@ class Host:
                     raise InvalidName("not a valid international domain name")
         return cls(name)
 
+    @classmethod
+    def of(cls, text: str) -> Host:
+        """The host with this `text`, IPv6 without brackets, as values of ours hold it. Raises InvalidName."""
+        return cls.parse(f"[{text}]" if ":" in text else text)
+
     @property
     def authority(self) -> str:
         """The form used in a Host header: IPv6 in brackets."""
@@ -123,8 +131,7 @@ class Destination:
     @property
     def authority(self) -> str:
         """`host` or `host:port` as a Host header spells it for this scheme."""
-        default = 443 if self.scheme == "https" else 80
-        return self.host.authority if self.port == default else f"{self.host.authority}:{self.port}"
+        return self.host.authority if self.port == DEFAULT_PORTS[self.scheme] else f"{self.host.authority}:{self.port}"
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}"

@@ -7,7 +7,7 @@ from typing import cast, get_args
 
 from rules import grammar
 from rules.matching import InvalidTemplate, parse_path
-from rules.names import Scheme
+from rules.names import DEFAULT_PORTS, Host, Scheme
 from rules.operations import json_fields
 from rules.policy import BodySpec, DestinationDef, Effect, HostPattern, PathPattern
 from rules.reader import Node, shown
@@ -24,7 +24,7 @@ def host_patterns(node: Node, *, allow: bool, destinations: Mapping[str, Destina
     if len(set(patterns)) != len(patterns):
         node.fail("a host is listed twice")
     for item, pattern in zip(nodes, patterns, strict=True):
-        literal = pattern.kind == "exact" and (":" in pattern.suffix or pattern.suffix[-1].isdigit())
+        literal = pattern.kind == "exact" and Host.of(pattern.suffix).is_literal
         if allow and literal and pattern.suffix not in destinations:
             item.fail("an address is reached only with an entry in destinations:")
         if not allow and pattern.kind == "one":
@@ -49,7 +49,7 @@ def place(
         return fields["port"].natural(1, 65535), scheme
     if entry_port is not None and scheme == entry_scheme:
         return entry_port, scheme
-    return (443 if scheme == "https" else 80), scheme
+    return DEFAULT_PORTS[scheme], scheme
 
 
 def paths(node: Node) -> tuple[tuple[PathPattern, ...], tuple[str, ...]]:

@@ -26,7 +26,7 @@ from typing import Any, Literal, cast
 
 from rules.arguments import Value
 from rules.matching import InvalidTemplate, parse_host_template, parse_path
-from rules.names import Host, InvalidName, Scheme
+from rules.names import DEFAULT_PORTS, Host, InvalidName, Scheme
 from rules.operations import LATER, arguments_of, check_head_params, check_params
 from rules.placeholders import InvalidShape, check_shape
 from rules.policy import ANSWERS, BodySpec, Effect, HeadSpec, HostPattern, PlaceholderSpec, Slot
@@ -175,7 +175,7 @@ class _Parser:
                 mirror = None
             # Clear text only where the service's clients ask for it (signed package archives, mostly).
             scheme = cast("Scheme", self.choice(entry.get("scheme", "https"), (*where, "scheme"), ("https", "http")))
-            port = entry.get("port", 443 if scheme == "https" else 80)
+            port = entry.get("port", DEFAULT_PORTS[scheme])
             if not isinstance(port, int) or not 0 < port < 65536:
                 self.problem((*where, "port"), "not a port")
                 port = 443

@@ -178,7 +178,7 @@ def facts_of(statement: Statement, body: bytes | BodyAttested | None = None) -> 
     rules.facts.FactsRefused as RequestFacts.build does, and WireError where the host is not canonical.
     """
     try:
-        host = Host.parse(f"[{statement.host}]" if ":" in statement.host else statement.host)
+        host = Host.of(statement.host)
     except InvalidName:
         raise WireError("the statement's host is not canonical") from None
     if host.text != statement.host or not 0 < statement.port < 65536:

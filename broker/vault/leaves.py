@@ -48,7 +48,7 @@ class LeafOffice:
         if not self.charge((request.tenant, request.sandbox), refusal=request.refusal):
             return LeafRefused(id=request.id, reason="limit-reached")
         try:
-            host = Host.parse(f"[{request.host}]" if ":" in request.host else request.host)
+            host = Host.of(request.host)
             chain = self._authority.mint(host, spki, self._clock.wall())
         except (InvalidName, AuthorityError):
             return LeafRefused(id=request.id, reason="bad-target")
