@@ -154,8 +154,8 @@ def token(params: Mapping[str, Any], facts: RequestFacts) -> Mapping[str, Value]
             return None
         names.add(name)
         actions.update(wanted)
-    if set(params["actions"]) != {"pull"} and actions == {"pull"}:
-        return None  # what only pulls is the smaller operation's
+    if max(params["actions"], key=ACTIONS.index) not in actions:
+        return None  # what asks for less is the smaller operation's
     return {"repository": tuple(names), "action": tuple(actions)}
 
 
