@@ -32,7 +32,6 @@ from typing import Any, Final
 
 from exeat.confine import drop_capabilities, forbid_new_privileges, install_filter, keep_for_children
 
-_SO_MARK: Final = 36
 _PR_SET_DUMPABLE: Final = 4
 _CAP_NET_ADMIN: Final = 12
 _TOOL_SECONDS: Final = 5.0
@@ -205,7 +204,7 @@ def _try(name: str, family: int, kind: int, protocol: int, target: Any, hello: b
         return Try(name, None, target, hello)
     sock.setblocking(False)
     if mark:
-        sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, mark)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
     return Try(name, sock, target, hello)
 
 

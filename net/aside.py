@@ -18,8 +18,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from net.few import Busy, Few, Owner
+from net.few import Busy, Few
 from net.turns import LONGEST_PAUSE, Turns
+from rules.names import Owner
 
 __all__ = ["Aside", "Busy", "share_the_interpreter"]
 

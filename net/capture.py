@@ -11,7 +11,6 @@ import struct
 
 from net.stream import SocketStream
 
-_SO_MARK = 36
 _SO_ORIGINAL_DST = 80
 """linux/netfilter_ipv4.h; IP6T_SO_ORIGINAL_DST has the same number at its own level."""
 
@@ -36,10 +35,12 @@ def original_destination(stream: SocketStream) -> tuple[str, int] | None:
 
 
 def mark_of(stream: SocketStream) -> int:
-    """The mark that the packets of an accepted connection carried, where its namespace keeps it
-    (ip-sysctl: tcp_fwmark_accept); else 0."""
+    """The mark that the packets of an accepted connection carried, 0 where its namespace keeps none.
+
+    See tcp_fwmark_accept in the kernel's ip-sysctl.
+    """
     sock = stream.socket()
     try:
-        return 0 if sock is None else sock.getsockopt(socket.SOL_SOCKET, _SO_MARK)
+        return 0 if sock is None else sock.getsockopt(socket.SOL_SOCKET, socket.SO_MARK)
     except OSError:
         return 0

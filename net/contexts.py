@@ -25,10 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from net.aside import Aside, Busy
 from net.stream import NetError
 from net.trust import TrustKey, TrustUnusable, system_bundle
-from rules.names import Host
+from rules.names import Host, Owner
 
-Owner = tuple[str, str]
-"""(tenant, sandbox)."""
 ChainSource = Callable[[Host, Owner | None], Awaitable[str]]
 """Asks the vault for the chain of a host (leaf first, then the node intermediate) for this worker's key, as PEM.
 

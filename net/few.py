@@ -11,8 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 
-type Owner = tuple[str, str]
-"""(tenant, sandbox)."""
+from rules.names import Owner
 
 
 class Busy(Exception):

@@ -25,6 +25,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from rules.names import Owner
+
 CONTEST_SECONDS: Final = 1.0
 """How long after its last wake a sandbox counts as being at work."""
 DEBT_SECONDS: Final = 0.002
@@ -39,9 +41,6 @@ LONGEST_PAUSE: Final = 0.25
 """One slow step (a descheduled process looks like one) costs no more than this."""
 MAX_SHARES: Final = 4096
 """Beyond it, those that nobody would miss are forgotten."""
-
-type Owner = tuple[str, str]
-"""(tenant, sandbox); ("", source) before identity is known."""
 
 
 class Portion:
@@ -84,7 +83,7 @@ class Turns:
         self._work_at = 0.0
 
     def share(self, owner: Owner, *, known: bool = True) -> Share:
-        """The share of `owner`; the same one every time, while it matters."""
+        """The share of `owner`; the same one every time, while it matters. `("", source)` where not `known`."""
         share = self._shares.get((owner, known))
         if share is None:
             if len(self._shares) >= MAX_SHARES:

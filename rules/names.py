@@ -23,6 +23,8 @@ CredentialRef = NewType("CredentialRef", str)
 """The name of a credential in credentials.yaml."""
 RequestId = NewType("RequestId", str)
 """`req_` and 20 characters of [a-z2-7]; one per judged request, shared by all its records."""
+type Owner = tuple[str, str]
+"""(tenant, sandbox): whose share, budget or record something is."""
 
 Scheme = Literal["http", "https"]
 DEFAULT_PORTS: Mapping[str, int] = {"http": 80, "https": 443}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from rules.names import Owner
+
 MAX_OPERATIONS: Final = 64
 """Remembered of one sandbox; a sandbox that froze more is frozen all the same."""
-
-Owner = tuple[str, str]
-"""(tenant, sandbox)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from broker.vault.ca import AuthorityError, CertificateAuthority
 from broker.vault.clock import Clock
 from broker.vault.records import Fields, who
 from broker.vault.sandboxes import SandboxTable
-from rules.names import Host, InvalidName
+from rules.names import Host, InvalidName, Owner
 from wire.control import Leaf, LeafRefused, LeafRequest
 from wire.handoff import SELF_CHECK, SELF_CHECK_TENANT
 
@@ -34,7 +34,7 @@ class LeafOffice:
         self._table = table
         self._journal = journal
         self._recent: dict[tuple[str, str, bool], deque[float]] = {}
-        self._refusals: dict[tuple[str, str], int] = {}
+        self._refusals: dict[Owner, int] = {}
 
     async def mint(self, request: LeafRequest, spki: bytes, worker: str) -> Leaf | LeafRefused:
         """The chain for `request`, or why not. Never raises."""
@@ -61,17 +61,13 @@ class LeafOffice:
             return LeafRefused(id=request.id, reason="audit-unavailable")
         return Leaf(id=request.id, chain_pem=chain.encode("ascii"))
 
-    def forget(self, owner: tuple[str, str]) -> None:
+    def forget(self, owner: Owner) -> None:
         """The sandbox ended."""
         self._refusals.pop(owner, None)
         for refusal in (False, True):
             self._recent.pop((*owner, refusal), None)
 
-    def refusals_of(self, owner: tuple[str, str]) -> int:
-        """Refusal leaves that `owner` had so far."""
-        return self._refusals.get(owner, 0)
-
-    def charge(self, owner: tuple[str, str], *, refusal: bool) -> bool:
+    def charge(self, owner: Owner, *, refusal: bool) -> bool:
         """Count one leaf of `owner`; False, and nothing counted, where a budget is used up."""
         now = self._clock.boot()
         window = self._recent.setdefault((*owner, refusal), deque())

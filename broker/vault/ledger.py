@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from rules.names import RuleId
+from rules.names import Owner, RuleId
 
 NONCE_LIFE = 10.0
 """Seconds; longer than a statement can be fresh (life 5 s, skew 1 s), so a forgotten nonce is a stale statement."""
@@ -17,9 +17,6 @@ MAX_NONCES = 200_000
 ECHO_LIMIT = 3
 ECHO_WINDOW = 3600.0
 """Three in an hour disarm a credential for a sandbox (RULINGS 7.1)."""
-
-Owner = tuple[str, str]
-"""(tenant, sandbox)."""
 
 
 class Ledger:
