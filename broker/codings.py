@@ -14,6 +14,8 @@ from typing import Protocol
 import brotli
 import zstandard
 
+from rules.operations.media import media_type
+
 MAX_RATIO = 100
 RATIO_GRACE = 64 * 1024
 """Output allowed before the ratio counts: a few bytes of a small document compress well and harm nobody."""
@@ -61,7 +63,7 @@ def decoder_for(coding: str, content_type: str = "") -> Decoder:
 
 def is_text(content_type: str) -> bool:
     """True where the media type promises text, so that a compressed stream there is a mislabelled one."""
-    kind = content_type.partition(";")[0].strip().lower()
+    kind = media_type(content_type)
     return kind.startswith("text/") or kind.endswith(("+json", "+xml")) or kind in _TEXT_TYPES
 
 

@@ -1,8 +1,8 @@
 """`Shaping`: an upstream's answer on its way to a sandbox: head allowlist, coding undone, pruned, scrubbed.
 
     head    -> response_head (allowlist, masked values, standard phrase)
-    body    -> decode within caps -> tools that are not granted out (whole, or event by event) -> `result.keep` (whole)
-               -> scrub (streaming)
+    body    -> decode within caps -> tools that are not granted out (whole, or event by event), signed URLs of LFS out
+               (whole) -> `result.keep` (whole) -> scrub (streaming)
 
 Long work is done in slices, with a rest between two, and what cannot be sliced in a thread: another sandbox's request
 on the same executor does not wait for it.
@@ -22,10 +22,11 @@ from broker.headers import response_head
 from broker.lfs import without_authority
 from broker.result import KeepInvalid, ResultRefused, prune
 from broker.scrub import Patterns, Scrubber, slices
-from broker.tools import Event, Events, media_type, only_granted
+from broker.tools import Event, Events, only_granted
 from net.aside import Busy
 from net.exchange import AnswerRefused
 from rules.decision import Restrictions
+from rules.operations.media import media_type
 from wire.heads import ResponseHead
 
 RESULT_SECONDS: Final = 5.0
@@ -181,7 +182,7 @@ class Shaping:
         yield self._scrubber.finish()
 
     async def _shown(self, events: Iterable[Event]) -> AsyncIterator[bytes]:
-        """Events of a stream, each whole, without the tools that are not granted. Raises AnswerRefused."""
+        """Events of a stream, each whole and cut. Raises AnswerRefused."""
         try:
             for event in events:
                 data = await self._cut(event.data) if event.data else b""
@@ -197,7 +198,7 @@ class Shaping:
         return shown if keep is None else await self._beside(lambda: prune(shown, keep))
 
     async def _cut(self, message: bytes) -> bytes:
-        """`message` without the tools that are not granted. Raises AnswerRefused."""
+        """`message` without what `restrictions.answer` keeps from the sandbox. Raises AnswerRefused."""
         answer, fits = self._restrictions.answer, self._granted
         if answer is None:
             return message

@@ -80,11 +80,6 @@ def only_granted(raw: bytes, bound: int, fits: Callable[[str], bool]) -> bytes:
     return rewrite(raw, bound, lambda message: _granted(message, fits))
 
 
-def media_type(value: str) -> str:
-    """The media type of a Content-Type value, lower case, without parameters (RFC 9110 8.3.1)."""
-    return value.partition(";")[0].strip().lower()
-
-
 def _granted(message: Any, fits: Callable[[str], bool]) -> Any:
     if not isinstance(message, dict):
         raise ResultRefused("the answer is not one message")

@@ -33,14 +33,14 @@ from proxy.ports import Clock, Directory, DirectoryUnavailable, Snapshot
 from proxy.recent import RecentRefusals, RefusalNote
 from rules.explicit import MAX_INPUT, Offer, Stated, Unstated, offers
 from rules.facts import RequestFacts, Sandbox
-from rules.names import OWN_NAME
-from rules.policy import HostPattern, Operation, Rule
+from rules.names import DEFAULT_PORTS, OWN_NAME
+from rules.operations.media import media_type
+from rules.policy import Operation, Rule
 from rules.reasons import REASONS, reason
 from wire.control import Claim
 from wire.doctor import MAX_CLAIM_BYTES, ClaimInvalid, parse_claim
 from wire.refusals import Rendered
 
-PORTS = {"http": 80, "https": 443}
 CLAIM_SECONDS = 10.0
 """Between two claims of one sandbox."""
 MAX_CLAIMANTS = 10_000
@@ -66,7 +66,7 @@ class HelpRefused:
 def is_help(facts: RequestFacts) -> bool:
     """True for exactly the help host on its two ports."""
     destination = facts.destination
-    return destination.host.text == OWN_NAME and PORTS[destination.scheme] == destination.port
+    return destination.host.text == OWN_NAME and destination.port == DEFAULT_PORTS[destination.scheme]
 
 
 class HelpHost:
@@ -143,7 +143,7 @@ class HelpHost:
         if declared_length(facts) > bound:
             return HelpRefused(reason="body-too-large")
         kinds, origins = facts.header("content-type"), facts.header("origin")
-        if [kind.partition(";")[0].strip().lower() for kind in kinds] != ["application/json"]:
+        if [media_type(kind) for kind in kinds] != ["application/json"]:
             return HelpRefused(reason=wrong)  # a form or a text is what a page elsewhere could send
         if any(origin not in (f"http://{OWN_NAME}", f"https://{OWN_NAME}") for origin in origins):
             return HelpRefused(reason=wrong)
@@ -286,7 +286,7 @@ unset exeat_file"""
 
 
 def _deny(rule: Rule) -> dict[str, Any]:
-    hosts = sorted({_host(pattern) for pattern in (*rule.hosts, *(p for op in rule.operations for p in op.hosts))})
+    hosts = sorted({pattern.text for pattern in (*rule.hosts, *(p for op in rule.operations for p in op.hosts))})
     shown: dict[str, Any] = {"rule": rule.id, "hosts": hosts}
     if rule.operations:
         shown["operations"] = [operation.id for operation in rule.operations]
@@ -298,7 +298,7 @@ def _deny(rule: Rule) -> dict[str, Any]:
 def _allow(rule: Rule, snapshot: Snapshot) -> dict[str, Any]:
     shown: dict[str, Any] = {"rule": rule.id}
     if rule.tunnel:
-        shown |= {"tunnel": True, "hosts": [_host(pattern) for pattern in rule.hosts], "port": rule.port or 443}
+        shown |= {"tunnel": True, "hosts": [pattern.text for pattern in rule.hosts], "port": rule.port or 443}
     else:
         shown["operations"] = [_operation(operation) for operation in rule.operations]
     if rule.bind:
@@ -317,8 +317,7 @@ def _allow(rule: Rule, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
-    default = 443 if operation.scheme == "https" else 80
-    port = "" if operation.port == default else f":{operation.port}"
+    port = "" if operation.port == DEFAULT_PORTS[operation.scheme] else f":{operation.port}"
     head = operation.head
     # What a protocol's matcher recognises lies below its base; its paths alone would promise too much.
     paths = [path.template for path in operation.paths] if head is None else [head.prefix + "/"]
@@ -326,15 +325,11 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "operation": operation.id,
         "effect": operation.effect,
         "methods": list(operation.methods),
-        "urls": [f"{operation.scheme}://{_host(host)}{port}{path}" for host in operation.hosts for path in paths],
+        "urls": [f"{operation.scheme}://{host.text}{port}{path}" for host in operation.hosts for path in paths],
     }
     if head is not None:
         shown["only"] = " ".join((head.matcher, *(str(head.params[name]) for name in sorted(head.params))))
     return shown
-
-
-def _host(pattern: HostPattern) -> str:
-    return pattern.text
 
 
 def _allowed_text(listed: Mapping[str, Any]) -> str:
