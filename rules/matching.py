@@ -322,10 +322,23 @@ def _headers_fit(op: Operation, facts: RequestFacts) -> bool:
             continue
         if len(values) != 1:
             return False
-        value = values[0].strip().lower() if name not in ("content-type", "accept") else media_type(values[0])
-        if value not in allowed:
+        given = _media(name, values[0]) if name in ("accept", "content-type") else (values[0].strip().lower(),)
+        if not given or any(value not in allowed for value in given):
             return False
     return True
+
+
+def _media(name: str, value: str) -> tuple[str, ...]:
+    """Every media type of Accept (RFC 9110 12.5.1), or that of Content-Type; () where it is unsure what is meant."""
+    if name == "content-type":
+        return () if "," in value else (media_type(value),)
+    kinds: list[str] = []
+    for part in value.split(","):
+        kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        if any(parameter.partition("=")[0] not in ("q", "charset") for parameter in parameters):
+            return ()
+        kinds.append(kind)
+    return tuple(kinds)
 
 
 def media_type(value: str) -> str:
