@@ -246,9 +246,13 @@ class Gate:
             return await self.refuse_waiting(waiting, "internal-error")
         return verdict
 
-    def body_share(self, waiting: NeedsBody) -> BodyShare:
-        """What this request may hold of its body: the lane asks for each piece, and closes it with the request."""
-        return self._held.share(waiting.who.sandbox)
+    def body_share(self, who: Identified) -> BodyShare:
+        """What a request of `who` may hold in memory: the lane asks for each piece, and closes it with the request."""
+        return self._held.share(who.sandbox)
+
+    async def aside[T](self, who: Identified, work: Callable[[], T]) -> T:
+        """What `work` returns, in the threads that judge. Raises Busy, and TimeoutError where that takes too long."""
+        return await self._judging.run((who.sandbox.tenant, who.sandbox.id), work, self._decide_seconds)
 
     async def refuse_waiting(self, waiting: NeedsBody, reason: str) -> Refuse:
         """The body did not come, or not within its bound. Same request id, one record."""
@@ -648,12 +652,22 @@ class Gate:
         owed = self._open.pop(passage.request_id, None)
         if owed is None:
             return
-        if outcome.status == 404 and not isinstance(passage, Tunnelled):
-            self._budgets.missed(passage.permit, passage.native)
+        if outcome.status == 404:
+            self._missed(owed[0])
         task = asyncio.ensure_future(self._finish(passage, owed[1], outcome))
         self._finishing.add(task)
         task.add_done_callback(self._ended)
         await asyncio.shield(task)
+
+    def missed(self, passage: Handoff) -> None:
+        """The broker's answer to `passage`, which is still open, is a 404."""
+        if (owed := self._open.get(passage.request_id)) is not None:
+            self._missed(owed[0])
+
+    def _missed(self, passage: Passage) -> None:
+        """Count by the shape of the service, whatever shape this very client is answered in."""
+        if not isinstance(passage, Tunnelled):
+            self._budgets.missed(passage.permit, passage.native)
 
     async def settled(self, seconds: float) -> bool:
         """Wait at most `seconds` until no outcome is owed any more; False: some still is."""

@@ -25,8 +25,11 @@ from rules.operations.strict_json import InvalidJson, load
 
 VERSIONS: Final = ("2025-06-18", "2025-03-26", "2024-11-05")
 """Protocol revisions that read the same for what is offered here, newest first."""
-MAX_RESULT: Final = 1 << 20
-"""Bytes of an answer that become a tool's result; for more there is `POST /operations/<name>`, which streams."""
+MAX_RESULT: Final = 256 * 1024
+"""Bytes of an answer that become a tool's result; for more there is `POST /operations/<name>`, which streams.
+
+As JSON it can be six times as long, and is made in one go while every other sandbox waits.
+"""
 WHY: Final = "why_refused"
 
 _PARSE: Final = -32700
@@ -111,6 +114,12 @@ def finished(call: Call, status: int, content_type: str, body: bytes) -> dict[st
 def too_large(call: Call) -> dict[str, Any]:
     """The result of a call whose answer does not fit a tool's result."""
     text = f"The answer is over {MAX_RESULT} bytes: use POST http://exeat.internal/operations/{call.name}."
+    return _result(call.id, [{"type": "text", "text": text}], error=True)
+
+
+def crowded(call: Call) -> dict[str, Any]:
+    """The result of a call for whose answer there is no room beside what the sandbox's other requests hold."""
+    text = "Too much is held for this sandbox at the moment: fewer calls at a time, or a smaller answer."
     return _result(call.id, [{"type": "text", "text": text}], error=True)
 
 

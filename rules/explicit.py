@@ -24,7 +24,7 @@ from rules.facts import Sandbox
 from rules.matching import match_path
 from rules.names import Destination, Host, InvalidName, RuleId, Scheme
 from rules.operations.strict_json import InvalidJson, load
-from rules.paths import CanonicalPath, InvalidTarget
+from rules.paths import CanonicalPath, InvalidTarget, Query
 from rules.policy import BodySpec, HostPattern, Operation, PathPattern, Policy, Rule
 
 MAX_INPUT: Final = 64 * 1024
@@ -361,9 +361,11 @@ def _query(operation: Operation, given: Mapping[str, Any]) -> str:
                 raise _Wrong(f"`query` takes for {name}: {', '.join(allowed)}.")
         pairs.append((name, str(value)))
     try:
-        return urlencode(pairs, quote_via=quote)
+        return Query.parse(urlencode(pairs, quote_via=quote)).raw or ""
     except UnicodeEncodeError:
         raise _Wrong("A value in `query` has no UTF-8 form.") from None
+    except InvalidTarget as error:
+        raise _Wrong(f"These values make no query: {error}.") from None
 
 
 def _body(way: Way, given: Mapping[str, Any]) -> tuple[str, bytes | None]:

@@ -163,6 +163,8 @@ class BrokerLane:
                         return await self._told(connection, passage, refuse)
                     case AnswerHead():
                         run.answered = True
+                        if answer.status == 404:
+                            self._gate.missed(passage)
                         framing = framing_of(answer, head.method)
                         await connection.send_head(_head(answer), framing)
                         if framing not in (NO_BODY, Length(0)):

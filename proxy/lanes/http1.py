@@ -23,6 +23,7 @@ from typing import Final, assert_never
 
 from net.dial import DialError, DialTarget
 from net.exchange import AnswerRefused, ClientSide, ExchangeResult, OutgoingRequest, exchange
+from net.few import Busy
 from net.http1 import ServerConnection
 from net.pool import Lease, Pool, PoolKey
 from net.stream import ByteStream, Headers, StreamBroken
@@ -151,7 +152,7 @@ class Http1Lane:
         asked = await self._gate.head(visit.who, facts, visit.seen)
         if not isinstance(asked, NeedsBody):
             return await self._carry_out(visit, head, asked, None)
-        share = self._gate.body_share(asked)
+        share = self._gate.body_share(visit.who)
         try:
             verdict, judged = await self._judge_body(visit, asked, share)
             return await self._carry_out(visit, head, verdict, judged)
@@ -192,17 +193,32 @@ class Http1Lane:
         return await refuse_with(visit.connection, refuse, close=close or not paced or refuse.reason in _CLOSING)
 
     async def _answer_help(self, visit: Visit, facts: RequestFacts) -> bool:
-        page = await self._posted(visit, facts) if facts.method == "POST" else self._help.answer(visit.who, facts)
-        match page:
-            case HelpRefused():
-                refuse = await self._gate.refuse(page.reason, who=visit.who, facts=facts)
-                return await self._tell(visit, replace(refuse, remedy=page.remedy))
-            case Stated():
-                return await self._explicit(visit, page)
-            case Rendered():
-                return await answer(visit.connection, page)
-            case _:
-                assert_never(page)
+        share = self._gate.body_share(visit.who)
+        try:
+            page = await self._posted(visit, facts, share) if facts.method == "POST" else await self._page(visit, facts)
+            match page:
+                case HelpRefused():
+                    refuse = await self._gate.refuse(page.reason, who=visit.who, facts=facts)
+                    return await self._tell(visit, replace(refuse, remedy=page.remedy))
+                case Stated():
+                    return await self._explicit(visit, page)
+                case Rendered():
+                    return await answer(visit.connection, page)
+                case _:
+                    assert_never(page)
+        finally:
+            share.close()
+
+    async def _page(self, visit: Visit, facts: RequestFacts) -> Rendered | HelpRefused:
+        if facts.path.segments[0] != "operations":
+            return self._help.answer(visit.who, facts)
+        return await self._aside(visit.who, lambda: self._help.answer(visit.who, facts))  # schemas of a whole role
+
+    async def _aside[T](self, who: Identified, work: Callable[[], T]) -> T | HelpRefused:
+        try:
+            return await self._gate.aside(who, work)
+        except (Busy, TimeoutError):
+            return HelpRefused(reason="too-many-requests")
 
     async def _explicit(self, visit: Visit, made: Stated) -> bool:
         """Judge and carry out the request that an input stated, as if this connection had sent it."""
@@ -221,7 +237,7 @@ class Http1Lane:
         judged = None if made.body is None else Judged(data=made.body)
         return await self._carry_out(visit, head, replace(verdict, native="problem"), judged)
 
-    async def _posted(self, visit: Visit, facts: RequestFacts) -> Rendered | Stated | HelpRefused:
+    async def _posted(self, visit: Visit, facts: RequestFacts, share: BodyShare) -> Rendered | Stated | HelpRefused:
         """A POST to the help host: its head is judged before a byte of its body is asked for."""
         bound = self._help.takes(facts)
         if isinstance(bound, HelpRefused):
@@ -232,6 +248,9 @@ class Http1Lane:
                 await connection.send_continue()
                 incoming = connection.body(limit=bound)
                 while (piece := await incoming.read()) is not None:
+                    if not share.take(len(piece)):
+                        connection.must_close = True
+                        return HelpRefused(reason="too-many-requests")
                     collected += piece
         except HeadRefused as error:
             connection.must_close = True
@@ -239,13 +258,15 @@ class Http1Lane:
         except (TimeoutError, StreamBroken):
             connection.must_close = True
             return HelpRefused(reason="client-timeout")
+        who, raw = visit.who, bytes(collected)
         match facts.path.segments:
             case ("operations", name):
-                return self._help.stated(visit.who, name, bytes(collected))
+                return await self._aside(who, lambda: self._help.stated(who, name, raw))
             case ("mcp",):
-                return await self._tools.answer(visit.who, facts, bytes(collected))
+                read = await self._aside(who, lambda: self._tools.read(who, facts, raw))
+                return read if isinstance(read, HelpRefused) else await self._tools.answer(who, read, connection, share)
             case _:
-                return self._help.posted(visit.who, bytes(collected))
+                return self._help.posted(who, raw)
 
     # --- a body that is judged ---
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import socket
+import struct
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from proxy.lanes.tools import CALLS
+from proxy.mcp import MAX_RESULT
 from tests.support.gateway import Box, TestGateway
 from tests.support.origins import Origin
 from tests.support.scripts import READ, script, text
+from tests.support.signals import Gate
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.xdist_group("explicit"), pytest.mark.timeout(180)]
 
@@ -33,10 +40,16 @@ roles:
         methods: [POST]
         paths: [/release]
         body: {json: {service: [shop], version: string}}
+      - name: orders.list
+        host: api.test
+        methods: [GET]
+        paths: [/v1/orders]
+        credential: api
       - name: site.read
         host: site.test
         methods: [GET]
         paths: ["/public/**"]
+        query: any
     deny:
       - {name: closed, host: site.test, methods: [GET], paths: [/public/closed]}
   other:
@@ -126,6 +139,8 @@ REFUSED = [
     ("what a deny rule closes", "operations/site.read", {"path": {"rest": "closed"}}, 403, "denied-by-rule"),
     ("a body beside it", "operations/release", {"body": {"service": "x", "version": "1"}}, 403, "body-not-judged"),
     ("a page that takes no POST", "operations", {}, 403, "method-refused"),
+    ("a query that no request may have", "operations/site.read", {"path": {"rest": "a"}, "query": {"a": "x" * 9000}},
+     400, "input-refused"),
     ("an input over its bound", "operations/orders.read", "{" + " " * 70_000 + "}", 413, "body-too-large"),
 ]  # fmt: skip
 
@@ -157,9 +172,9 @@ def test_a_page_elsewhere_cannot_ask(scene: Scene, name: str, extra: tuple[str, 
 def test_what_is_offered_is_what_the_role_permits(scene: Scene) -> None:
     """Expect names, effects, bindings and schemas of this sandbox's own role."""
     listed = scene.box.curl(f"{HELP}/operations").json()
-    assert [entry["name"] for entry in listed["operations"]] == ["orders.read", "release", "site.read"]
+    assert [entry["name"] for entry in listed["operations"]] == ["orders.list", "orders.read", "release", "site.read"]
     one = scene.box.curl(f"{HELP}/operations/orders.read").json()
-    assert one == listed["operations"][0]
+    assert one == listed["operations"][1]
     assert one["effect"] == "read"
     assert one["input"]["properties"]["path"]["required"] == ["id"]
 
@@ -205,7 +220,7 @@ def test_an_mcp_client_finds_granted_operations_as_tools(scene: Scene, mode: str
     done = scene.box.command(sys.executable, "-c", CLIENT, f"{HELP}/mcp", mode, json.dumps(calls))
     assert done.code == 0, done.err[-3000:]
     told = done.json()
-    assert told["tools"] == ["orders_read", "release", "site_read", "why_refused"]
+    assert told["tools"] == ["orders_list", "orders_read", "release", "site_read", "why_refused"]
     (ok, order), (bad, closed), (no, unknown), (fine, why) = told["told"]
     assert (ok, json.loads(order)) == (False, {"id": 7, "status": "paid"})
     assert bad is True
@@ -214,3 +229,74 @@ def test_an_mcp_client_finds_granted_operations_as_tools(scene: Scene, mode: str
     assert fine is False
     assert json.loads(why)[0]["reason"] == "denied-by-rule"
     assert SECRET not in done.out
+
+
+def call(box: Box, name: str, value: Any) -> socket.socket:
+    """A connection over which a tool was called; its answer is still to be read."""
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": value}})
+    connection = box.connect()
+    authorization = base64.b64encode(f"session:{box.token}".encode()).decode()
+    connection.sendall(
+        f"POST {HELP}/mcp HTTP/1.1\r\nHost: exeat.internal\r\nProxy-Authorization: Basic {authorization}\r\n"
+        f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    return connection
+
+
+def answer(connection: socket.socket) -> tuple[bytes, dict[str, Any]]:
+    """Status line and document of what comes until the end."""
+    with connection, connection.makefile("rb") as stream:
+        head, _, body = stream.read().partition(b"\r\n\r\n")
+    return head.partition(b"\r\n")[0], json.loads(body)
+
+
+def test_a_tool_call_that_states_nothing_answers_at_once(scene: Scene) -> None:
+    """Expect the refusal as the tool's error: what is wrong with an input is never a call that hangs."""
+    _, told = answer(call(scene.box, "site_read", {"path": {"rest": "a"}, "query": {"a": "x" * 9000}}))
+    assert told["result"]["isError"] is True
+    assert "input-refused" in told["result"]["content"][0]["text"]
+
+
+def test_an_answer_over_its_bound_is_no_result_of_a_tool(scene: Scene) -> None:
+    """Expect the tool to say where the whole answer is, and the origin's connection to be given up."""
+    scene.site.on("/public/large", script(READ, text(b"\x01" * (MAX_RESULT + 1))))
+    _, told = answer(call(scene.box, "site_read", {"path": {"rest": "large"}}))
+    assert (told["result"]["isError"], "operations/site.read" in told["result"]["content"][0]["text"]) == (True, True)
+
+
+def test_the_outcome_of_a_tool_call_is_the_one_of_its_request(scene: Scene) -> None:
+    """Expect every credentialed call that a tool answered to be on record as completed: one intent, one outcome."""
+    box = scene.gateway.sandbox()
+    for _ in range(10):
+        _, told = answer(call(box, "orders_list", {}))
+        assert told["result"]["isError"] is False
+    handed = [record["request_id"] for record in scene.gateway.records(event="request.handoff", sandbox=box.id)]
+    assert len(handed) == 10
+
+    def outcomes() -> list[dict[str, Any]]:
+        return scene.gateway.records(event="broker.outcome", sandbox=box.id)
+
+    until(lambda: len(outcomes()) == 10)
+    assert sorted(record["request_id"] for record in outcomes()) == sorted(handed)
+    assert {(record.get("error", ""), record["completed"]) for record in outcomes()} == {("", True)}
+
+
+def test_a_sandbox_has_only_so_many_tool_calls_at_a_time(scene: Scene) -> None:
+    """Expect the one beyond to be refused, another sandbox to be served, and room again once the clients are gone."""
+    gate = Gate()
+    scene.site.on("/public/slow", script(READ, gate, text("late")))
+    box, other = scene.gateway.sandbox(), scene.gateway.sandbox()
+
+    try:
+        held = [call(box, "site_read", {"path": {"rest": "slow"}}) for _ in range(CALLS)]
+        gate.wait_arrived(CALLS)
+        status, told = answer(call(box, "site_read", {"path": {"rest": "a"}}))
+        assert (status.split()[1], told["reason"]) == (b"429", "too-many-requests")
+        assert answer(call(other, "site_read", {"path": {"rest": "a"}}))[1]["result"]["isError"] is False
+        for connection in held:  # a reset: an origin is not kept for nobody
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+        until(lambda: len(scene.gateway.records(event="request.outcome", sandbox=box.id)) == CALLS)
+        assert answer(call(box, "site_read", {"path": {"rest": "a"}}))[1]["result"]["isError"] is False
+    finally:
+        gate.open()

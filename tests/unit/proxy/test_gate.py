@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -281,6 +282,30 @@ async def test_a_credentialed_operation_is_handed_off_and_its_outcome_is_the_bro
     assert isinstance(failed, Handoff)
     await bench.gate.done(failed, Outcome(error="broker-unavailable"))
     assert bench.journal.names() == ["request.handoff", "request.handoff", "request.refused"]
+
+
+NAMES = policy(
+    rule("dev/pypi", replace(op("dev/pypi", "api.test", ["/simple/{name}"]), native="pypi")),
+    rule("dev/own", replace(op("dev/own", "shop.test", ["/simple/{name}"]), native="pypi"),
+         credential=CredentialRef("shop")),
+    credentials=[credential("shop", "shop.test")],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", ["api.test", "shop.test"])
+async def test_a_name_that_a_registry_does_not_have_counts_however_it_was_asked_for(host: str) -> None:
+    """Told in another shape (an explicit operation) or answered through the broker, a 404 is one name more."""
+    bench = Bench(NAMES, table=LimitTable(missing_per_registry=2))
+    for name in ("a", "b"):
+        passage = await bench.gate.head(WHO, facts(f"/simple/{name}", host), Seen(lane="explicit"))
+        assert isinstance(passage, Forward | Handoff)
+        passage = replace(passage, native="problem")
+        if isinstance(passage, Handoff):
+            bench.gate.missed(passage)
+        await bench.gate.done(passage, Outcome(status=404 if isinstance(passage, Forward) else 0))
+    third = await bench.gate.head(WHO, facts("/simple/c", host), Seen())
+    assert isinstance(third, Refuse)
+    assert third.reason == "limit-reached"
 
 
 async def test_what_is_open_at_the_end_gets_an_outcome() -> None:

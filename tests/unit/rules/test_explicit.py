@@ -182,6 +182,12 @@ def test_an_input_over_its_bound_is_refused() -> None:
     assert made == Unstated(problem="An input has at most 64 KiB.")
 
 
+def test_a_query_over_its_bound_states_nothing() -> None:
+    """What no request may have as its query is told as a wrong input, and is no fault of ours."""
+    made = state(POLICY, DEV, "orders.read", json.dumps({"path": {"id": "7"}, "query": {"page": "x" * 9000}}).encode())
+    assert made == Unstated(problem="These values make no query: the query is too long.")
+
+
 def test_a_wrong_binding_is_stated_and_then_denied() -> None:
     """Stating is no permission: the decision sees the same request as from any client."""
     made = stated(
