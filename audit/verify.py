@@ -70,7 +70,10 @@ def verify(
         report.bad = found.bad
     report.notes += walk.notes
     if checkpoints is not None and key is None:
-        report.notes.append("there are checkpoints, but no --key: they were not checked")
+        report.notes.append(
+            "there are checkpoints, but no --key: they were not checked (checkpoint.pub in the log folder; "
+            "better a copy of it that was kept elsewhere)"
+        )
     return report
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from rules.catalogue import builtin_services
@@ -12,7 +13,7 @@ from rules.decision import NeedsBody
 from rules.explaining import canonical, misses, recognised, verdict
 from rules.facts import FactsRefused, RequestFacts, Sandbox
 from rules.names import DEFAULT_PORTS, InvalidName, parse_authority
-from rules.policy import Operation, Policy
+from rules.policy import HostPattern, Operation, Policy, Rule
 from rules.reasons import reason
 
 
@@ -73,6 +74,8 @@ def explain_request(
         shown["remedy"] = f"the operation is in the body: give one with --body (at most {decision.bound} bytes)"
     if shown["decision"] != "permit":
         shown["misses"] = misses(policy, sandbox, facts)
+    if shown.get("reason") == "no-rule" and not any(policy.roles[role].rules_for(facts.destination.host)):
+        shown["detail"] = _no_such_host(policy, role, facts.destination.host.text)
     return shown
 
 
@@ -101,6 +104,19 @@ def asked(method: str, url: str, body: bytes | None, headers: Iterable[tuple[str
         headers=(("host", authority), *given),
         has_body=body is not None,
     )
+
+
+def _no_such_host(policy: Policy, role: str, host: str) -> str:
+    """That no rule of the role is for this host, and which one comes near as a word."""
+    rules = policy.roles[role].rules
+    patterns = {pattern.text for rule in rules for pattern in (*rule.hosts, *_patterns(rule))}
+    near = get_close_matches(host, sorted(patterns), 1, 0.8)
+    return f"no rule of {role} is for {host}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _patterns(rule: Rule) -> Iterator[HostPattern]:
+    for op in rule.operations:
+        yield from op.hosts
 
 
 def _known(policy: Policy, role: str, facts: RequestFacts) -> Iterator[Operation]:

@@ -129,7 +129,7 @@ def decide_tunnel(policy: Policy, sandbox: Sandbox, facts: TunnelFacts, now: flo
             reason=first.tunnel_reason,
         )
     if not inspecting:
-        return Denied(reason="no-rule", message=role.message)
+        return Denied(reason="no-rule", message=role.message, remedy=_other_port(role, facts))
     return TunnelPermit(
         sandbox=sandbox,
         rule=None,
@@ -140,6 +140,21 @@ def decide_tunnel(policy: Policy, sandbox: Sandbox, facts: TunnelFacts, now: flo
         protocol=inspecting[0].protocol,
         server_name=_names_itself(policy, facts.host),
     )
+
+
+def _other_port(role: Role, facts: TunnelFacts) -> str:
+    """What helps where rules know the host, but none this port; from policy's own words only (I29)."""
+    found = sorted(
+        (rule.id, op.port, op.scheme)
+        for rule in role.rules_for(facts.host)
+        if rule.action == "allow"
+        for op in rule.operations
+        if on_host(op, facts.host) and op.port != facts.port
+    )
+    if not found:
+        return ""
+    rule, port, scheme = found[0]
+    return f"Nearest is {rule}: {scheme} on port {port}; the port differs."
 
 
 def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: float) -> Decision:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ from rules.matching import InvalidTemplate, parse_path
 from rules.names import Host, InvalidName
 from rules.operations.strict_json import InvalidJson
 from rules.operations.strict_json import load as load_json
+from rules.reader import shown
 from rules.service import EFFECTS
 from rules.yaml12 import Problem, YamlError
 from rules.yaml12 import load as load_yaml
@@ -134,7 +136,9 @@ class _Reader:
                 tests.append({"allow": f"GET {url}", "operation": label, "why": "the first plain read"})
         missing = sorted((asked or set()) - known)
         if missing:
-            raise _error(self.file, f"the description has no {', '.join(missing[:5])}")
+            near = get_close_matches(missing[0], sorted(known), 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise _error(self.file, f"the description has no {', '.join(missing[:5])}{hint}")
         if not operations:
             why = "; ".join(f"{key}: {text}" for key, text in sorted(self.left_out.items())[:3])
             raise _error(self.file, f"no operation is left to state{': ' + why if why else ''}")
@@ -161,6 +165,8 @@ class _Reader:
         """(host, port, path prefix without a slash at its end)."""
         servers = _list(self.document, "servers")
         url = base or (servers[0].get("url") if servers and isinstance(servers[0], Mapping) else None)
+        if base is not None and not base.startswith("https://"):
+            raise _error(self.file, f"the base {shown(base)} is no https URL")
         if not isinstance(url, str) or "{" in url or not url.startswith("https://"):
             raise _error(self.file, "the description names no single https server: give one with base:")
         try:

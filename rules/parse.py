@@ -216,7 +216,9 @@ def _described(name: str, node: Node, services: Mapping[str, ServiceDef], source
         wanted["document"].fail(f"{shown(place)} cannot be read")
     digest = sha256(text.encode("utf-8")).hexdigest()
     if wanted["sha256"].text() != digest:
-        wanted["sha256"].fail(f"the description is another one: its SHA-256 is {digest}")
+        wanted["sha256"].fail(
+            f"the description is another one: its SHA-256 is {digest}; read what changed, then write that here"
+        )
     base = fields["base"].text() if "base" in fields else None
     chosen = wanted["operations"].texts(empty="an empty list would leave nothing") if "operations" in wanted else None
     try:

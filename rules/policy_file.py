@@ -196,7 +196,10 @@ def _chosen(node: Node, services: Sequence[ServiceDef]) -> dict[str, tuple[tuple
             effects = [effect for effect in _EFFECTS if any(service.select(effect) for service in services)]
             near = difflib.get_close_matches(word, (*known, *effects), 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join((*effects, *known))}"
-            node.child(index).fail(f"no operation {shown(word)} here; {hint}")
+            what = (
+                f"no operation here has the effect {word}" if word in _EFFECTS else f"no operation {shown(word)} here"
+            )
+            node.child(index).fail(f"{what}; {hint}")
         for op in (op for service in services for op in service.select(word) if word not in _EFFECTS):
             if op.body is not None and op.body.matcher == LATER:
                 node.child(index).warn(f"{op.id} is known but cannot be judged yet, so it stays denied")
@@ -204,7 +207,7 @@ def _chosen(node: Node, services: Sequence[ServiceDef]) -> dict[str, tuple[tuple
     for service in services:
         ops = {op.id: op for word in words for op in service.select(word)}
         if not ops:
-            node.fail(f"none of these operations is one of service {service.name}")
+            node.fail(f"none of these operations is one of service {service.name}; write a rule of its own for it")
         chosen[service.name] = (tuple(words), tuple(ops.values()))
     return chosen
 

@@ -16,6 +16,10 @@ from typing import Any, NoReturn
 from rules.yaml12 import QUOTE_THIS, Marks, Path, Problem, load
 
 MAX_TEXT = 4096
+MOST_SHOWN = 24
+"""Words that are listed where none is near: more than the catalogue's names would hide the complaint."""
+MOST_ECHOED = 40
+"""Characters of a value that is shown as it should stand."""
 
 
 class Rejected(Exception):
@@ -103,7 +107,9 @@ class Node:
     def items(self, *, empty: str | None) -> list[Node]:
         """The values of a list. `empty` is the complaint about an empty one; None where empty is fine."""
         if not isinstance(self.value, list):
-            self.fail(f"expected a list, found {self._found()}")
+            plain = isinstance(self.value, str) and self.value.isprintable() and len(self.value) <= MOST_ECHOED
+            hint = f": write [{self.value}]" if plain else ""
+            self.fail(f"expected a list, found {self._found()}{hint}")
         if not self.value and empty is not None:
             self.fail(empty)
         return [self.child(index) for index in range(len(self.value))]
@@ -132,7 +138,8 @@ class Node:
         words = list(allowed)
         if text not in words:
             near = difflib.get_close_matches(text, words, 1)
-            hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(words)}"
+            more = f" and {len(words) - MOST_SHOWN} more" if len(words) > MOST_SHOWN else ""
+            hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(words[:MOST_SHOWN])}{more}"
             self.fail(f"{shown(text)} is not known here; {hint}")
         return text
 
@@ -144,7 +151,8 @@ class Node:
     def natural(self, least: int, most: int) -> int:
         """A whole number from `least` to `most`."""
         if type(self.value) is not int or not least <= self.value <= most:
-            self.fail(f"expected a whole number from {least} to {most}, found {self._found()}")
+            wanted = f"a whole number from {least} to {most}" if least < most else f"the number {least}"
+            self.fail(f"expected {wanted}, found {self._found()}")
         return self.value
 
     def _found(self) -> str:

@@ -308,7 +308,7 @@ class Desk:
     def _known(self, sandbox: str) -> SandboxRecord:
         record = self._table.get(sandbox)
         if record is None:
-            raise BrokerError("no-such-sandbox", "no live sandbox has this id")
+            raise BrokerError("no-such-sandbox", "no live sandbox has this id", "see `exeat sandbox list`")
         return record
 
     async def count_drops(self, sandbox: str, counts: Mapping[str, int], *, interface: str, error: str) -> int:
@@ -320,7 +320,7 @@ class Desk:
         if record is None:
             record = next((one for one in await self.history() if one.sandbox.id == sandbox), None)
         if record is None:
-            raise BrokerError("no-such-sandbox", "no sandbox has this id")
+            raise BrokerError("no-such-sandbox", "no sandbox has this id", "see `exeat sandbox list --all`")
         total = sum(counts.values())
         fields: Fields = {
             **who(record.sandbox),
@@ -345,7 +345,7 @@ class Desk:
         async with self._turn:
             record = self._table.get(sandbox)
             if record is None:
-                raise BrokerError("no-such-sandbox", "no live sandbox has this id")
+                raise BrokerError("no-such-sandbox", "no live sandbox has this id", "see `exeat sandbox list`")
             box = record.sandbox
             owner = (box.tenant, box.id)
             count = len(self._frozen.of(owner, self._clock.boot()))

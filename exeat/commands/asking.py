@@ -40,8 +40,10 @@ def load_files(
     if file is None or (credentials is None and config is not None):
         current = settings(config)
         file, credentials = file or current.policy, credentials or current.credentials
-    if credentials is None and (file.parent / "credentials.yaml").is_file():
-        credentials = file.parent / "credentials.yaml"
+    if credentials is None:
+        beside = [file / "credentials.yaml"] if file.is_dir() else []
+        beside.append(file.absolute().parent / "credentials.yaml")
+        credentials = next((path for path in beside if path.is_file()), None)
     try:
         active = load_policy(
             file.absolute(),
@@ -130,6 +132,11 @@ def print_decision(answer: Mapping[str, Any]) -> None:
     for found in answer.get("recognised", ()):
         said = _arguments(found.get("arguments", {})) or found.get("if", "")
         say(printable(f"{'recognised':11} {found['operation']} ({found['effect']}) {said}".rstrip()))
+        for target in found.get("redirects", ()):
+            say(printable(f"{'':11} its answer may lead to {target}"))
+        if "shared_state" in found:
+            apart = ", ".join(found["shared_state"]) or "nothing"
+            say(printable(f"{'':11} reaches what others left under the account; told apart by {apart}"))
     for miss in answer.get("misses", ()):
         say(printable(f"{'near':11} {miss['rule']}, {miss['operation']}: {miss['because']}"))
 

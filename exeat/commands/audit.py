@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
@@ -13,6 +13,7 @@ from urllib.parse import quote
 import typer
 
 from audit import verify as verifier
+from audit.events import EVENTS
 from audit.search import Filter, explain_record, follow, is_refusal, reason_of, search
 from broker.admin.client import AdminError
 from broker.vault.policies import PolicyRejected, load_policy
@@ -28,7 +29,7 @@ from exeat.commands.asking import (
     split_headers,
 )
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
-from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, print_json, printable, say
+from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, note, print_json, printable, say
 from exeat.settings import Settings
 from rules.reasons import REASONS
 
@@ -46,6 +47,15 @@ def _folder(log: Path | None, config: Path | None) -> Path:
     if not folder.is_dir():
         fail(f"{folder}: there is no log here yet", remedy="the gateway writes it: exeat up", code=EXIT_USAGE)
     return folder
+
+
+def _unknown(kind: str, given: str | None, known: Iterable[str]) -> str:
+    """What to say of a code that this version never writes; empty where it does. An older log may hold others."""
+    words = sorted(known)
+    if given is None or given in words:
+        return ""
+    near = get_close_matches(given, words, 1)
+    return f"there is no {kind} {given!r}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def describe(record: Mapping[str, Any]) -> str:
@@ -90,6 +100,8 @@ def tail(
 ) -> None:
     """Follow the log as it is written."""
     wanted = Filter(sandbox=sandbox, refused=refused, reason=reason, host=host)
+    if said := _unknown("reason code", reason, REASONS):
+        note(f"warning: {said}")
 
     def wait() -> bool:
         time.sleep(0.2)
@@ -131,6 +143,9 @@ def search_(
         for record in found:
             say(describe(record), _style(record))
     if not found:
+        for said in (_unknown("reason code", reason, REASONS), _unknown("event", event, EVENTS)):
+            if said:
+                note(said)
         raise SystemExit(EXIT_NO)
 
 

@@ -71,6 +71,16 @@ def test_a_line_of_the_log_says_why(log: str, capsys: pytest.CaptureFixture[str]
     assert all(line == line.rstrip() for line in capsys.readouterr().out.splitlines())
 
 
+def test_a_search_for_what_no_log_can_hold_says_so(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped reason or event is told, so that nobody takes it for "this never happened"."""
+    assert code_of("audit", "search", "--reason", "no-rul", "--log", log) == 1
+    assert "there is no reason code 'no-rul'; did you mean no-rule?" in capsys.readouterr().err
+    assert code_of("audit", "search", "--event", "request.refuse", "--log", log) == 1
+    assert "there is no event 'request.refuse'; did you mean request.refused?" in capsys.readouterr().err
+    assert code_of("audit", "search", "--reason", "no-rule", "--log", log) == 1
+    assert capsys.readouterr().err == ""
+
+
 def test_why_says_what_helps_when_a_permitted_request_failed(log: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Address, reason and remedy, although the decision was to permit."""
     assert code_of("why", "req_1", "--log", log) == 0

@@ -624,6 +624,22 @@ def test_no_tunnel_without_a_rule_for_host_and_port(target: str) -> None:
     assert reason(decide_tunnel(TUNNELS, sandbox(), TunnelFacts.build(target), NOW)) == "no-rule"
 
 
+@pytest.mark.parametrize(
+    ("target", "remedy"),
+    [
+        ("evil.test:443", ""),
+        ("raw.test:8443", ""),
+        ("ok.test:8443", "Nearest is dev/read: https on port 443; the port differs."),
+        ("mcp.test:443", "Nearest is dev/clear: http on port 80; the port differs."),
+    ],
+)
+def test_a_tunnel_to_another_port_of_a_known_host_says_which_port(target: str, remedy: str) -> None:
+    """A client that left the port out is told which one a rule is for, and nothing of hosts that no rule names."""
+    decision = decide_tunnel(TUNNELS, sandbox(), TunnelFacts.build(target), NOW)
+    assert isinstance(decision, Denied)
+    assert decision.remedy == remedy
+
+
 def test_tunnels_say_how_they_are_served() -> None:
     """The rule picks the lane: uninspected, clear text, HTTP/2 or the main lane."""
 

@@ -115,8 +115,14 @@ def test_what_is_no_description_is_refused(text: str) -> None:
 
 def test_an_operation_that_is_not_there_is_named() -> None:
     """A typo in `operations:` is an error, not an empty service."""
-    with pytest.raises(OpenApiError, match="has no listOrder, tag:order"):
+    with pytest.raises(OpenApiError, match="has no listOrder, tag:order; did you mean listOrders"):
         read_openapi(TEXT, "shop.json", name="shop", operations=["listOrder", "tag:order"])
+
+
+def test_a_base_that_is_no_https_url_is_named() -> None:
+    """Whoever gave a base is not told to give one."""
+    with pytest.raises(OpenApiError, match="the base 'ftp://x' is no https URL"):
+        read_openapi(TEXT, "shop.json", name="shop", base="ftp://x")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,9 @@ BAD_RULES = [
     ("- {service: npm}", "5:9: missing key operations", "a service is not a host rule"),
     ("- {service: nmp, operations: [read]}", "5:19: 'nmp' is not known here; did you mean npm?", "typo"),
     ("- {service: npm, operations: [publihs]}", "5:37: no operation 'publihs' here; did you mean publish?", "typo"),
+    ("- {service: osv, operations: [write]}", "5:37: no operation here has the effect write; known: ", "only reads"),
+    ("- {service: zzzzzzzz, operations: [read]}", " more", "a long list of names hides what is wrong"),
+    ("- {name: r, host: h.test, methods: GET, paths: [/a]}", "expected a list, found text: write [GET]", "a word"),
     ("- {service: npm, operations: [read], paths: [/x]}", "5:44: unknown key 'paths'", "forms do not mix"),
     ("- {service: npm, operations: [read], with: {nme: x}}", "5:51: no operation of this rule has an argument", "typo"),
     ("- {service: npm, operations: [read], with: {}}", "5:50: an empty with:", "an empty binding binds nothing"),
@@ -95,7 +98,7 @@ BAD_RULES = [
     ("- {name: r, host: h.test, methods: [GET], paths: ['/x-${sandbox.a}']}", "one whole path segment", "partial"),
     ("- {name: r, host: h.test, methods: [GET], paths: ['/${env.HOME}']}", "only ${sandbox.name}", "other sources"),
     ("- " + HAND + ", query: {a: []}}", "an empty list permits no value", "empty means all?"),
-    ("- " + HAND + ", query: {a: b}}", "expected a list, found text", "a value is a list"),
+    ("- " + HAND + ", query: {a: b}}", "expected a list, found text: write [b]", "a value is a list"),
     ("- " + HAND + ", body: {json: {a: string}}}", "a GET has no body", "nothing to judge"),
     ("- " + HAND + ", limits: {requests: 60/min}}", "expected a rate", "a rate has one spelling"),
     ("- " + HAND + ", limits: {response: 1MB}}", "expected a size", "a size has one spelling"),
@@ -148,7 +151,7 @@ def test_unquoted_wildcards_say_quote_this_value() -> None:
 
 
 BAD_TOPS = [
-    ("version: 2\nroles: {}", "1:10: expected a whole number from 1 to 1", "another version"),
+    ("version: 2\nroles: {}", "1:10: expected the number 1, found", "another version"),
     ("roles: {}", "missing key version", "no version"),
     ("version: 1", "the policy has no roles", "B013 nothing said"),
     ("version: 1\nroles: {}", "the policy has no roles", "B013 nothing said"),
