@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rules.catalogue import Endpoint, ServiceDef, builtin_services, read_builtin
+from rules.policy import Operation
 from rules.yaml12 import load
 
 
@@ -19,7 +20,9 @@ def services_page(note: str) -> str:
         "operations by name or by effect: `{service: github, operations: [read], with: {repository: acme/*}}`. What a\n"
         "service does not describe is denied. An operation with effect mint has to be named itself: its answer is\n"
         "authority. `later` marks what is known by name and denied until it can be recognised. A bold\n"
-        "argument must be bound by every rule that allows the operation, since the place belongs to everybody.\n\n"
+        "argument must be bound by every rule that allows the operation, since the place belongs to everybody. A rule\n"
+        "with a credential binds what an operation with shared state names, or says `shared: true`. What redirects\n"
+        "and shared state mean is told in [operations](operations.md).\n\n"
         "| Service | | Operations | Credential |\n|---|---|---|---|\n"
     )
     for name, service in services.items():
@@ -48,7 +51,20 @@ def _service(service: ServiceDef, written: dict[str, Any]) -> Iterator[str]:
         shown = [f"**`{item}`**" if item in bound else f"`{item}`" for item in sorted(service.arguments(name))]
         later = "later: " if written[name].get("later") else ""
         effect = selected[0].effect if selected else written[name]["effect"]
-        yield f"| `{name}` | {effect} | {', '.join(shown)} | {later}{written[name]['why']} |\n"
+        yield f"| `{name}` | {effect} | {', '.join(shown)} | {later}{written[name]['why']}{_declared(selected)} |\n"
+
+
+def _declared(operations: Sequence[Operation]) -> str:
+    """Where the answer may lead, and that others' state is reached."""
+    said = ""
+    for spec in operations[0].redirects if operations else ():
+        below = "" if spec.path is None else f" (`{spec.path.template}`)"
+        said += f" Redirects to {', '.join(f'`{pattern.text}`' for pattern in spec.to)}{below}."
+    apart = operations[0].shared_state if operations else None
+    if apart is not None:
+        bind = f"bind {' or '.join(f'`{name}`' for name in apart)}, or " if apart else ""
+        said += f" Shared state: {bind}say `shared: true`."
+    return said
 
 
 def _place(endpoint: Endpoint) -> str:

@@ -313,6 +313,8 @@ def _allow(rule: Rule, snapshot: Snapshot) -> dict[str, Any]:
         shown["requests"] = {"count": rule.requests[0], "seconds": rule.requests[1]}
     if rule.message:
         shown["message"] = rule.message
+    if rule.shared:
+        shown["shared"] = True
     return shown
 
 
@@ -329,6 +331,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
     }
     if head is not None:
         shown["only"] = " ".join((head.matcher, *(str(head.params[name]) for name in sorted(head.params))))
+    if operation.redirects:
+        shown["redirects"] = [spec.text for spec in operation.redirects]
     return shown
 
 

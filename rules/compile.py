@@ -28,6 +28,7 @@ from rules.policy import (
     PathPattern,
     PlaceholderSpec,
     Policy,
+    RedirectSpec,
     Role,
     Rule,
     Slot,
@@ -116,7 +117,7 @@ def _role(name: str, value: Any, operations: Mapping[str, Operation]) -> Role:
 
 _RULE = (
     "id action operations hosts port bind credential tunnel tunnel_reason max_bytes max_seconds protocol client_auth "
-    "result_keep requests response_bytes request_bytes approval headers message quiet"
+    "result_keep requests response_bytes request_bytes approval shared headers message quiet"
 )
 
 
@@ -143,6 +144,11 @@ def _rule(value: Any, operations: Mapping[str, Operation]) -> Rule:
     credential = _optional_text(whole["credential"], "credential")
     if action == "allow" and any(name not in bind for op in ops for name in op.must_bind):
         raise DocumentFault("a rule does not bind what an operation of it must have bound")
+    shared = _flag(whole["shared"], "shared")
+    if action == "allow" and credential is not None and not shared:
+        for op in ops:
+            if op.shared_state is not None and not any(name in bind for name in op.shared_state):
+                raise DocumentFault("a rule neither binds what tells sandboxes apart nor says that they share it")
     return Rule(
         id=RuleId(_text(whole["id"], "id")),
         action=cast("Any", action),
@@ -162,6 +168,7 @@ def _rule(value: Any, operations: Mapping[str, Operation]) -> Rule:
         response_bytes=_optional_natural(whole["response_bytes"], "response_bytes"),
         request_bytes=_optional_natural(whole["request_bytes"], "request_bytes"),
         approval=_optional_text(whole["approval"], "approval"),
+        shared=shared,
         headers=None if whole["headers"] is None else _texts(whole["headers"], "headers"),
         message=_text(whole["message"], "message"),
         quiet=_flag(whole["quiet"], "quiet"),
@@ -170,8 +177,8 @@ def _rule(value: Any, operations: Mapping[str, Operation]) -> Rule:
 
 _OPERATION = (
     "effect hosts port scheme methods paths query query_required request_headers head body arguments must_bind unbound "
-    "fold auth_headers auth_query extra_request_headers native placeholders_inert redirects_declared download "
-    "websocket request_bytes answer extra_response_headers"
+    "fold auth_headers auth_query extra_request_headers native placeholders_inert redirects download websocket "
+    "request_bytes answer extra_response_headers shared_state"
 )
 
 
@@ -213,12 +220,25 @@ def _operation(name: str, value: Any) -> Operation:
         extra_request_headers=_texts(whole["extra_request_headers"], "extra_request_headers"),
         native=_text(whole["native"], "native"),
         placeholders_inert=_flag(whole["placeholders_inert"], "placeholders_inert"),
-        redirects_declared=_flag(whole["redirects_declared"], "redirects_declared"),
+        redirects=tuple(_redirect(item) for item in _items(whole["redirects"], "redirects")),
         download=_flag(whole["download"], "download"),
         websocket=_flag(whole["websocket"], "websocket"),
         answer=_one_of(whole["answer"], ("", *ANSWERS), "answer"),
         extra_response_headers=_texts(whole["extra_response_headers"], "extra_response_headers"),
         request_bytes=_optional_natural(whole["request_bytes"], "request_bytes"),
+        shared_state=None if whole["shared_state"] is None else _texts(whole["shared_state"], "shared_state"),
+    )
+
+
+def _redirect(value: Any) -> RedirectSpec:
+    whole = _fields(value, "redirect", "to path query_keys")
+    to = tuple(compile_host(_text(text, "to")) for text in _items(whole["to"], "to"))
+    if not to or any(pattern.kind == "template" or Host.of(pattern.suffix).is_literal for pattern in to):
+        raise DocumentFault("a redirect leads nowhere, or to an address")
+    return RedirectSpec(
+        to=to,
+        path=None if whole["path"] is None else _path(whole["path"]),
+        query_keys=_texts(whole["query_keys"], "query_keys"),
     )
 
 

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rules.policy import CredentialDef, DestinationDef, HostPattern, Operation, PathPattern, Rule
+from rules.policy import CredentialDef, DestinationDef, HostPattern, Operation, PathPattern, RedirectSpec, Rule
 
 VERSION = 1
 
@@ -70,12 +70,21 @@ def encode_operation(op: Operation) -> Json:
         "extra_request_headers": list(op.extra_request_headers),
         "native": op.native,
         "placeholders_inert": op.placeholders_inert,
-        "redirects_declared": op.redirects_declared,
+        "redirects": [encode_redirect(spec) for spec in op.redirects],
         "download": op.download,
         "websocket": op.websocket,
         "request_bytes": op.request_bytes,
         "answer": op.answer,
         "extra_response_headers": list(op.extra_response_headers),
+        "shared_state": None if op.shared_state is None else list(op.shared_state),
+    }
+
+
+def encode_redirect(spec: RedirectSpec) -> Json:
+    return {
+        "to": [encode_host(pattern) for pattern in spec.to],
+        "path": None if spec.path is None else encode_path(spec.path),
+        "query_keys": list(spec.query_keys),
     }
 
 
@@ -99,6 +108,7 @@ def encode_rule(rule: Rule) -> Json:
         "response_bytes": rule.response_bytes,
         "request_bytes": rule.request_bytes,
         "approval": rule.approval,
+        "shared": rule.shared,
         "headers": None if rule.headers is None else list(rule.headers),
         "message": rule.message,
         "quiet": rule.quiet,

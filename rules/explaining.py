@@ -82,6 +82,7 @@ def recognised(operations: Iterable[Operation], facts: RequestFacts) -> list[dic
                     "operation": operation.name,
                     "effect": operation.effect,
                     "arguments": arguments.shown(flat),
+                    **declared(operation),
                 }
             case WantsBody():
                 found.setdefault(
@@ -91,6 +92,16 @@ def recognised(operations: Iterable[Operation], facts: RequestFacts) -> list[dic
             case NoMatch():
                 pass
     return [found[name] for name in sorted(found)]
+
+
+def declared(operation: Operation) -> dict[str, Any]:
+    """What a reviewer has to know besides: `redirects` (where its answer may lead), `shared_state` (RULINGS 7.6)."""
+    said: dict[str, Any] = {}
+    if operation.redirects:
+        said["redirects"] = [spec.text for spec in operation.redirects]
+    if operation.shared_state is not None:
+        said["shared_state"] = list(operation.shared_state)
+    return said
 
 
 def misses(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> list[dict[str, str]]:
@@ -128,7 +139,9 @@ def _miss(rule: Rule, operation: Operation, sandbox: Sandbox, facts: RequestFact
             given = stated.get(wrong)
             is_ = "is not stated" if given is None else f"is {', '.join(arguments.values_of(given))}"
             wanted = " or ".join(rule.bind[wrong])
-            return NEARNESS.index("argument"), f"{wrong} {is_}; the rule binds it to {wanted}"
+            apart = operation.shared_state is not None and wrong in operation.shared_state
+            why = ", apart from what others left under the same account" if apart else ""
+            return NEARNESS.index("argument"), f"{wrong} {is_}; the rule binds it to {wanted}{why}"
         case WantsBody():
             return NEARNESS.index("body"), "the body decides; give it with --body"
         case NoMatch(near="host"):

@@ -105,6 +105,12 @@ def is_public_suffix(suffix: str) -> bool:
     return bool(_suffixes().publicsuffix(suffix) == suffix)
 
 
+def registrable(host: str) -> str | None:
+    """The part of `host` that one owner registered (`example.com` of `a.example.com`); None for a public suffix."""
+    found = _suffixes().privatesuffix(host)
+    return None if found is None else str(found)
+
+
 @functools.cache
 def _suffixes() -> PublicSuffixList:
     # Package data, read once: with the catalogue the only file that rules/ opens.

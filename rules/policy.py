@@ -161,6 +161,26 @@ class HeadSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RedirectSpec:
+    """Where an answer may send its client: https on port 443 of one of `to`, and nowhere else (RULINGS 7.4).
+
+    Checked in rules/redirects.py when the service file is read.
+    """
+
+    to: tuple[HostPattern, ...]
+    path: PathPattern | None = None
+    """None: any path."""
+    query_keys: tuple[str, ...] = ()
+    """The only names that the query may hold, as they are written. (): no query."""
+
+    @property
+    def text(self) -> str:
+        """`https://a.example/bucket/**`, one for each host, with a comma between them."""
+        path = "/**" if self.path is None else self.path.template
+        return ", ".join(f"https://{pattern.text}{path}" for pattern in self.to)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One thing a client can do at a service, and how it is recognised. Unknown means write."""
 
@@ -201,7 +221,7 @@ class Operation:
     native: str = "problem"
     """The refusal shape, one of rules.service.NATIVES."""
     placeholders_inert: bool = False
-    redirects_declared: bool = False
+    redirects: tuple[RedirectSpec, ...] = ()
     download: bool = False
     websocket: bool = False
     request_bytes: int | None = None
@@ -210,6 +230,13 @@ class Operation:
     """What is done to its answer before a sandbox sees it, one of ANSWERS; "" for nothing."""
     extra_response_headers: tuple[str, ...] = ()
     """Names beyond the base allowlist that may come back with an answer that is shaped."""
+    shared_state: tuple[str, ...] | None = None
+    """Not None: it reaches what other sandboxes left under the same account (RULINGS 7.6). A rule with a credential
+    binds one of these arguments, which tell sandboxes apart, or says `shared: true`. (): nothing tells them apart."""
+
+    @property
+    def redirects_declared(self) -> bool:
+        return bool(self.redirects)
 
     @property
     def name(self) -> str:
@@ -242,6 +269,8 @@ class Rule:
     response_bytes: int | None = None
     request_bytes: int | None = None
     approval: str | None = None
+    shared: bool = False
+    """`shared: true`: what other sandboxes left under the same account may be reached."""
     headers: tuple[str, ...] | None = None
     """`headers:` lower-case names that may pass besides the base set; None where the rule does not say."""
     message: str = ""

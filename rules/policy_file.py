@@ -122,7 +122,7 @@ def _rules(role: str, action: str, node: Node, around: Surroundings) -> list[Rul
 # --- service rules ---
 
 _KEYS_SHARED = " name credential with result limits approval protocol client_auth headers message"
-_KEYS_SERVICE = "service operations" + _KEYS_SHARED
+_KEYS_SERVICE = "service operations shared" + _KEYS_SHARED
 _KEYS_HAND = " host port scheme methods paths query body effect websocket" + _KEYS_SHARED
 _KEYS_DENY = "name service operations with host port methods paths query message quiet"
 
@@ -152,13 +152,23 @@ def _service_rules(role: str, allow: bool, node: Node, around: Surroundings) -> 
             )
             base = bound(base, fields, arguments, allow=allow)
             if allow:
+                base = replace(base, shared="shared" in fields and fields["shared"].flag())
                 _check_terms(base, selectors, fields)
         elif "with" in fields:
             fields["with"].fail("with: binds arguments of operations; name the operations")
         else:
             base = replace(base, hosts=_hosts_of(service))
         rules.append(shared(base, fields) if allow else _deny_extras(base, fields))
+    if "shared" in fields:
+        _check_shared(rules, fields["shared"])
     return rules
+
+
+def _check_shared(rules: Sequence[Rule], node: Node) -> None:
+    if not node.flag():
+        node.fail("shared: true, or leave it out")
+    if not any(rule.credential and op.shared_state is not None for rule in rules for op in rule.operations):
+        node.warn("shared: true says nothing here: no operation of this rule reaches what an account shares")
 
 
 def _check_terms(rule: Rule, selectors: Sequence[str], fields: Mapping[str, Node]) -> None:
@@ -170,10 +180,25 @@ def _check_terms(rule: Rule, selectors: Sequence[str], fields: Mapping[str, Node
                 node.fail(f"{op.id}: this host is shared by everybody; with: must bind {name}")
             if any(not pattern.replace("*", "").replace("/", "") for pattern in rule.bind[name]):
                 node.fail(f"{op.id}: this host is shared by everybody; a pattern for {name} needs more than *")
+        if op.shared_state is not None and "credential" in fields and not rule.shared:
+            _check_told_apart(op, op.shared_state, rule, node)
         if op.effect == "mint" and "mint" in selectors:
             fields["operations"].fail(f"{op.id} gives out authority; name it, operations: [mint] would take all")
         if op.effect == "mint" and "credential" in fields:
             fields["credential"].fail(f"{op.id} answers with authority made from this credential: not served yet")
+
+
+def _check_told_apart(op: Operation, apart: Sequence[str], rule: Rule, node: Node) -> None:
+    """RULINGS 7.6: one credential is one account, in which every sandbox finds what the others left."""
+    told = [name for name in apart if name in rule.bind]
+    if any(all(pattern.replace("*", "").replace("/", "") for pattern in rule.bind[name]) for name in told):
+        return
+    reaches = f"{op.id} reaches what other sandboxes left under this credential's account"
+    if told:
+        node.fail(f"{reaches}; a pattern for {' or '.join(told)} needs more than *, or say shared: true")
+    if apart:
+        node.fail(f"{reaches}; with: must bind {' or '.join(apart)}, or say shared: true")
+    node.fail(f"{reaches}, and states nothing that tells them apart; say shared: true, or leave it out")
 
 
 def _service_names(node: Node, services: Mapping[str, ServiceDef]) -> list[str]:

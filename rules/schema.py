@@ -161,7 +161,8 @@ def _shared() -> Schema:
 
 def _service_rule() -> Schema:
     service = {"oneOf": [_NAME, {"type": "array", "items": _NAME, "minItems": 1, "uniqueItems": True}]}
-    return _object({"service": service, "operations": _WORDS, **_shared()}, "service operations")
+    properties: Schema = {"service": service, "operations": _WORDS, "shared": {"const": True}, **_shared()}
+    return _object(properties, "service operations")
 
 
 def _hand_rule() -> Schema:

@@ -15,7 +15,7 @@ from rules.matching import InvalidTemplate, parse_path
 from rules.names import Host, Scheme
 from rules.operations import arguments_of
 from rules.paths import CanonicalPath, InvalidTarget
-from rules.policy import BodySpec, Effect, HeadSpec, HostPattern, Operation, PlaceholderSpec, Slot
+from rules.policy import BodySpec, Effect, HeadSpec, HostPattern, Operation, PlaceholderSpec, RedirectSpec, Slot
 
 EFFECTS: tuple[str, ...] = get_args(Effect)
 NATIVES = (
@@ -104,12 +104,13 @@ class RequestDef:
     fold: tuple[str, ...]
     extra_request_headers: tuple[str, ...]
     placeholders_inert: bool
-    redirects_declared: bool
+    redirects: tuple[RedirectSpec, ...]
     download: bool
     request_bytes: int | None
     native: str
     answer: str = ""
     extra_response_headers: tuple[str, ...] = ()
+    shared_state: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,11 +204,13 @@ def put_hosts_in(service: ServiceDef) -> ServiceDef:
                     extra_request_headers=request.extra_request_headers,
                     native=request.native,
                     placeholders_inert=request.placeholders_inert,
-                    redirects_declared=request.redirects_declared,
+                    # Declared of the public hosts; where one's own base keeps its files, nobody has reviewed.
+                    redirects=request.redirects if service.like is None else (),
                     download=request.download,
                     request_bytes=request.request_bytes,
                     answer=request.answer,
                     extra_response_headers=request.extra_response_headers,
+                    shared_state=request.shared_state,
                 )
             )
     credential = service.credential

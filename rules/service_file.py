@@ -29,7 +29,18 @@ from rules.matching import InvalidTemplate, parse_host_template, parse_path
 from rules.names import DEFAULT_PORTS, Host, InvalidName, Scheme
 from rules.operations import LATER, arguments_of, check_head_params, check_params
 from rules.placeholders import InvalidShape, check_shape
-from rules.policy import ANSWERS, BodySpec, Effect, HeadSpec, HostPattern, PlaceholderSpec, Slot
+from rules.policy import (
+    ANSWERS,
+    BodySpec,
+    Effect,
+    HeadSpec,
+    HostPattern,
+    PathPattern,
+    PlaceholderSpec,
+    RedirectSpec,
+    Slot,
+)
+from rules.redirects import MAX_QUERY_KEYS, MAX_TARGETS, InvalidRedirect, check_redirect, parse_target
 from rules.service import (
     EFFECTS,
     NATIVES,
@@ -77,6 +88,7 @@ _OPERATION_KEYS = (
     "headers",
     "placeholders",
     "redirects",
+    "shared_state",
     "download",
     "later",
     "native",
@@ -236,6 +248,9 @@ class _Parser:
             self.problem((*path, "request_bytes"), "a number of bytes")
             request_bytes = None
         later = self.flag(entry, path, "later")
+        redirects = self.redirects(entry, path, endpoints)
+        shared_state = self.shared_state(entry, path)
+        told_apart: set[str] = set()
         requests: list[RequestDef] = []
         items = self.items(entry.get("requests"), (*path, "requests"))
         for index, item in enumerate(items):
@@ -266,8 +281,9 @@ class _Parser:
             needed = {*must_bind, *(tenant for key in at if (tenant := endpoints[key].tenant) is not None)}
             if not needed <= stated:
                 self.problem(where, "an argument that rules must bind is not stated by this request")
-            if {*unbound} & {*needed, *stated}:
+            if {*unbound} & {*needed, *stated, *(shared_state or ())}:
                 self.problem((*where, "unbound"), "what must be bound, or is stated here, cannot be left open")
+            told_apart |= stated
             requests.append(
                 RequestDef(
                     operation=name,
@@ -293,15 +309,74 @@ class _Parser:
                     fold=self.names(entry.get("fold"), (*path, "fold")),
                     extra_request_headers=tuple(dict.fromkeys((*common, *own))),
                     placeholders_inert=inert == "inert",
-                    redirects_declared=self.flag(entry, path, "redirects"),
+                    redirects=redirects,
                     download=self.flag(entry, path, "download"),
                     request_bytes=request_bytes,
                     native=self.choice(entry.get("native", native), (*path, "native"), NATIVES),
                     answer=self.choice(request.get("answer", entry.get("answer", "")), where, ("", *ANSWERS)),
                     extra_response_headers=self.names(entry.get("answer_headers"), (*path, "answer_headers")),
+                    shared_state=shared_state,
                 )
             )
+        if not {*(shared_state or ())} <= told_apart:
+            self.problem((*path, "shared_state"), "an argument that tells sandboxes apart is stated by no request")
         return requests
+
+    def redirects(
+        self, entry: Mapping[str, Any], path: Path, endpoints: Mapping[str, Endpoint]
+    ) -> tuple[RedirectSpec, ...]:
+        """`redirects:` is one declaration, or a list of them where hosts differ in path or query."""
+        if "redirects" not in entry:
+            return ()
+        value, where = entry["redirects"], (*path, "redirects")
+        if entry.get("effect") != "read":
+            self.problem(where, "only a read is redirected: whatever else an answer leads to is judged anew")
+        several = isinstance(value, list)
+        items = self.items(value, where) if several else [value]
+        # A host where a tenant has to be bound holds what others keep: it does not tell whose.
+        shared = bool(entry.get("bind"))
+        own = [place.host for place in endpoints.values() if place.host is not None and not shared]
+        found = (self.redirect(item, (*where, at) if several else where, own) for at, item in enumerate(items))
+        return tuple(spec for spec in found if spec is not None)
+
+    def redirect(self, value: Any, path: Path, own: list[Host]) -> RedirectSpec | None:
+        before = len(self.problems)
+        entry = self.mapping(value, path)
+        self.keys(entry, path, ("to", "path", "query_keys"), ("to",))
+        to: list[HostPattern] = []
+        for index, item in enumerate(self.items(entry.get("to"), (*path, "to")) if "to" in entry else []):
+            try:
+                to.append(parse_target(self.text(item, (*path, "to", index))))
+            except InvalidRedirect as error:
+                self.problem((*path, "to", index), str(error))
+        below: PathPattern | None = None
+        if "path" in entry:
+            try:
+                below = parse_path(self.text(entry["path"], (*path, "path")))
+            except InvalidTemplate as error:
+                self.problem((*path, "path"), str(error))
+        keys = self.names(entry.get("query_keys"), (*path, "query_keys"), lower=False)
+        for key, most, listed in (("to", MAX_TARGETS, to), ("query_keys", MAX_QUERY_KEYS, keys)):
+            if len(listed) > most or len(set(listed)) != len(listed):
+                self.problem((*path, key), f"at most {most}, and each of them once")
+        if len(self.problems) > before:
+            return None
+        spec = RedirectSpec(to=tuple(to), path=below, query_keys=keys)
+        try:
+            if self.tested:  # those of the package were checked when it was made
+                check_redirect(spec, own)
+        except InvalidRedirect as error:
+            self.problem(path, str(error))
+        return spec
+
+    def shared_state(self, entry: Mapping[str, Any], path: Path) -> tuple[str, ...] | None:
+        if "shared_state" not in entry:
+            return None
+        where = (*path, "shared_state")
+        if not isinstance(entry["shared_state"], list):
+            self.problem(where, "a list of the arguments that tell sandboxes apart; [] where none does")
+            return ()
+        return self.names(entry["shared_state"], where, lower=False)
 
     def paths(self, value: Any, path: Path, encoded_slash: bool) -> tuple[str, ...]:
         found: list[str] = []

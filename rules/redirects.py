@@ -1,0 +1,82 @@
+"""`redirects:` of a service file: where the answer of an operation may send its client. Reviewed like an allow rule.
+
+    redirects:
+      to: [storage.googleapis.com]              # host patterns as in a rule; https, port 443
+      path: /proxy-golang-org-prod/**           # left out: any path
+      query_keys: [X-Goog-Signature, ...]       # the only names that the query may hold; left out: no query
+
+What a declaration has to say, so that a place which somebody else can fill is not opened (`check_redirect`):
+
+- Only a read is redirected, to a named host of others: no address, no name of ours, no wildcard at or above a public
+  suffix.
+- Whose place it is must be told. Below the service's own domain the name tells it. Anywhere else the path does, by a
+  literal first segment (a bucket), or else a signature is asked for: then the address was made by who holds a key
+  there, for a short time, and is none that a client composes. That is weaker, since it does not say whose key.
+
+Sources: AWS Signature Version 4 (query parameters), Amazon CloudFront (signed URLs, canned policy), Google Cloud
+Storage (V2 and V4 signed URLs), Azure Storage (service SAS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from rules.grammar import is_public_suffix, registrable
+from rules.names import OWN_NAME, Host, InvalidName
+from rules.policy import HostPattern, RedirectSpec
+
+SIGNATURES: Final = frozenset({"sig", "signature", "x-amz-signature", "x-goog-signature"})
+"""Lower-case names of the query parameters that hold a signature over the URL."""
+MAX_QUERY_KEYS: Final = 64
+MAX_TARGETS: Final = 16
+"""Hosts of one declaration."""
+
+
+class InvalidRedirect(ValueError):
+    """A declaration that opens too much or says nothing. str() is for whoever writes the service file."""
+
+
+def parse_target(text: str) -> HostPattern:
+    """Return the pattern of one entry of `to`: `x`, `*.x` or `**.x`. Raises InvalidRedirect."""
+    marks = {"**.": "many", "*.": "one"}
+    mark = next((mark for mark in marks if text.startswith(mark)), "")
+    name = text.removeprefix(mark)
+    try:
+        host = Host.parse("x." + name if mark else name)
+    except InvalidName as error:
+        raise InvalidRedirect(f"a target is a host, *.host or **.host: {error}") from None
+    if host.is_literal:
+        raise InvalidRedirect("a target is a name, never an address")
+    if host.text == OWN_NAME or host.text.endswith("." + OWN_NAME):
+        raise InvalidRedirect(f"{OWN_NAME} is no target: it is decided before policy")
+    suffix = host.text.removeprefix("x.") if mark else host.text
+    if suffix != name:
+        raise InvalidRedirect("a target is written in lower case, without a dot at its end")
+    if mark and is_public_suffix(suffix):
+        raise InvalidRedirect("a wildcard at or above a public suffix: anybody can register names there")
+    match marks.get(mark):
+        case "many":
+            return HostPattern(kind="many", suffix=suffix)
+        case "one":
+            return HostPattern(kind="one", suffix=suffix)
+        case _:
+            return HostPattern(kind="exact", suffix=suffix)
+
+
+def check_redirect(spec: RedirectSpec, own: Iterable[Host]) -> None:
+    """Raise InvalidRedirect where `spec` does not tell whose places it means.
+
+    `own` are the hosts that belong to the service alone: none where a tenant has to be bound, since others lie there.
+    """
+    if spec.path is not None and spec.path.segments and spec.path.segments[0]:
+        return
+    if any(key.lower() in SIGNATURES for key in spec.query_keys):
+        return
+    domains = {registrable(host.text) for host in own} - {None}
+    for pattern in spec.to:
+        if registrable(pattern.suffix) not in domains:
+            raise InvalidRedirect(
+                f"{pattern.text} is not of this service's own domain, so others may keep things there: "
+                "say path: with a literal first segment, or name the signature in query_keys:"
+            )
