@@ -121,7 +121,7 @@ def _at(value: Any, steps: list[str]) -> Iterator[Any]:
 
 
 def _word(item: Any, shape: str | None) -> str:
-    if not isinstance(item, str) or not _WORD.match(item):
+    if not isinstance(item, str) or not _WORD.match(item) or item.count("@") > 1:
         raise _Refused
     word = item if shape is None else SHAPES[shape](item)
     if word is None:

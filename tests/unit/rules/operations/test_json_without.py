@@ -42,7 +42,7 @@ def test_a_body_of_another_type_is_no_match() -> None:
 
 def test_other_keys_and_values_pass() -> None:
     """The word as a value, or inside another key, is nothing; no body is nothing either."""
-    assert json_without.evaluate(PARAMS, b'{"query":{"match":{"title":"script"}},"_index_":1}', JSON) == {}
+    assert json_without.evaluate(PARAMS, b'{"query":{"match":{"title":"script"}},"indexed":1}', JSON) == {}
     assert json_without.evaluate(PARAMS, b"", judged("GET")) == {}
 
 
