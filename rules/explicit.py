@@ -324,7 +324,8 @@ def _path(pattern: PathPattern, given: Mapping[str, Any]) -> str:
     names = iter(pattern.names)
     parts = [_segment(segment if segment is not None else given[next(names)]) for segment in pattern.segments]
     if pattern.rest:
-        parts += [_segment(piece) for piece in str(given[REST]).split("/")]
+        rest = given[REST]
+        parts += [_segment(piece) for piece in (rest.split("/") if isinstance(rest, str) else (rest,))]
     try:
         path = CanonicalPath.parse("/" + "/".join(parts))
     except InvalidTarget as error:

@@ -182,6 +182,13 @@ def test_an_input_over_its_bound_is_refused() -> None:
     assert made == Unstated(problem="An input has at most 64 KiB.")
 
 
+@pytest.mark.parametrize("value", [["a"], {"a": "b"}, None, True, 1.5])
+def test_a_value_of_a_path_is_text_or_a_whole_number(value: Any) -> None:
+    """What is written as a list, an object or nothing is never spelt into a path, at its end neither."""
+    raw = json.dumps({"path": {"rest": value}}).encode()
+    assert state(POLICY, DEV, "files.read", raw) == Unstated(problem="A value in `path` is text or a whole number.")
+
+
 def test_a_query_over_its_bound_states_nothing() -> None:
     """What no request may have as its query is told as a wrong input, and is no fault of ours."""
     made = state(POLICY, DEV, "orders.read", json.dumps({"path": {"id": "7"}, "query": {"page": "x" * 9000}}).encode())
