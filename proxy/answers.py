@@ -24,6 +24,17 @@ def rendered(refuse: Refuse, user_agent: str = "") -> Rendered:
     return render(refusal, shape_for(refuse.native, user_agent))
 
 
+def page(body: bytes, content_type: str) -> Rendered:
+    """A page of the help host: 200, kept by nobody, and read as the type that it says."""
+    headers = (
+        ("content-type", content_type),
+        ("content-length", str(len(body))),
+        ("cache-control", "no-store"),
+        ("x-content-type-options", "nosniff"),
+    )
+    return Rendered(status=200, phrase="OK", headers=headers, body=body)
+
+
 def head_of(answer: Rendered) -> ResponseHead:
     """The answer's head for the engine, which writes the framing itself."""
     headers = tuple((name.encode("ascii"), value.encode("latin-1", "replace")) for name, value in answer.headers)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.ports import Snapshot
-from rules.explicit import Offer, Stated, Unstated, offers, state
+from rules.explicit import Offer, Stated, offers
 from rules.facts import RequestFacts, Sandbox, TunnelFacts
 from rules.names import OWN_NAME
 from wire.heads import RequestHead
@@ -47,11 +47,6 @@ def shown(offer: Offer) -> dict[str, Any]:
     if offer.approval:
         value["approval"] = offer.approval
     return value
-
-
-def stated(sandbox: Sandbox, snapshot: Snapshot, name: str, raw: bytes) -> Stated | Unstated:
-    """The request that the JSON input `raw` of the operation `name` states."""
-    return state(snapshot.policy, sandbox, name, raw)
 
 
 def as_request(made: Stated) -> tuple[RequestHead, RequestFacts]:

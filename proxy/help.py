@@ -26,23 +26,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy import explicit
+from proxy.answers import page
 from proxy.doctor import DOCTOR
 from proxy.gate import declared_length
 from proxy.identity import Identified, current
 from proxy.ports import Clock, Directory, DirectoryUnavailable, Snapshot
 from proxy.recent import RecentRefusals, RefusalNote
-from rules.explicit import MAX_INPUT, Offer, Stated, Unstated, offers
+from rules.explicit import MAX_INPUT, Offer, Stated, Unstated, offers, state
 from rules.facts import RequestFacts, Sandbox
 from rules.names import DEFAULT_PORTS, OWN_NAME
 from rules.operations.media import media_type
 from rules.policy import Operation, Rule
 from rules.reasons import REASONS, reason
 from wire.control import Claim
-from wire.doctor import MAX_CLAIM_BYTES, ClaimInvalid, parse_claim
+from wire.doctor import CLAIM_SECONDS, MAX_CLAIM_BYTES, ClaimInvalid, parse_claim
 from wire.refusals import Rendered
 
-CLAIM_SECONDS = 10.0
-"""Between two claims of one sandbox."""
 MAX_CLAIMANTS = 10_000
 
 
@@ -110,7 +109,7 @@ class HelpHost:
         found = self._asker(who)
         if isinstance(found, HelpRefused):
             return found
-        made = explicit.stated(*found, name, raw)
+        made = state(found[1].policy, found[0], name, raw)
         if isinstance(made, Unstated):
             return HelpRefused(reason="not-found" if made.unknown else "input-refused", remedy=made.problem)
         return made
@@ -184,10 +183,10 @@ class HelpHost:
     def _page(self, segments: tuple[str, ...], sandbox: Sandbox, snapshot: Snapshot, as_json: bool) -> Rendered | None:
         constant: dict[tuple[str, ...], Callable[[], Rendered]] = {
             ("",): lambda: _text(_START),
-            ("ca.pem",): lambda: _page(self._texts.ca_pem.encode(), "application/x-pem-file"),
-            ("bundle.pem",): lambda: _page(self._texts.bundle_pem.encode(), "application/x-pem-file"),
-            ("env.sh",): lambda: _page(env_script(self._texts.environment).encode(), "text/x-shellscript"),
-            ("doctor.sh",): lambda: _page(DOCTOR.encode(), "text/x-shellscript"),
+            ("ca.pem",): lambda: page(self._texts.ca_pem.encode(), "application/x-pem-file"),
+            ("bundle.pem",): lambda: page(self._texts.bundle_pem.encode(), "application/x-pem-file"),
+            ("env.sh",): lambda: page(env_script(self._texts.environment).encode(), "text/x-shellscript"),
+            ("doctor.sh",): lambda: page(DOCTOR.encode(), "text/x-shellscript"),
             ("reasons",): lambda: _json({code: row.title for code, row in REASONS.items()}),
         }
         if segments in constant:
@@ -379,18 +378,8 @@ def _wants_json(facts: RequestFacts) -> bool:
 
 
 def _json(value: Any) -> Rendered:
-    return _page(json.dumps(value, indent=2).encode() + b"\n", "application/json")
+    return page(json.dumps(value, indent=2).encode() + b"\n", "application/json")
 
 
 def _text(text: str) -> Rendered:
-    return _page(text.encode(), "text/plain; charset=utf-8")
-
-
-def _page(body: bytes, content_type: str) -> Rendered:
-    headers = (
-        ("content-type", content_type),
-        ("content-length", str(len(body))),
-        ("cache-control", "no-store"),
-        ("x-content-type-options", "nosniff"),
-    )
-    return Rendered(status=200, phrase="OK", headers=headers, body=body)
+    return page(text.encode(), "text/plain; charset=utf-8")

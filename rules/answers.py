@@ -1,7 +1,9 @@
-"""What a sandbox may learn from an answer: a server's list of tools shows those that the rules grant, and no other.
+"""What a sandbox may learn from an answer: which of policy.ANSWERS is done to it, and by which patterns.
 
-A tool that is listed and then refused sends an agent in circles, and its description is text of the server's that an
-agent reads. The list is cut for convenience and hygiene; what protects is that each call is judged by itself.
+`mcp_tools`: a server's list of tools shows those that the rules grant, and no other. A tool that is listed and then
+refused sends an agent in circles, and its description is text of the server's that an agent reads. The list is cut for
+convenience and hygiene; what protects is that each call is judged by itself.
+`lfs_batch`: signed URLs and tokens that a forge adds stay with the broker. That does protect.
 """
 
 from __future__ import annotations

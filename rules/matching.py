@@ -21,6 +21,7 @@ from rules.arguments import Pairs, Value, grouped, settled, values_of
 from rules.facts import BodyAttested, RequestFacts, Sandbox
 from rules.names import Host, InvalidName
 from rules.operations import EVALUATORS, HEAD_MATCHERS, LATER
+from rules.operations.media import is_coded, media_type
 from rules.paths import CanonicalPath
 from rules.policy import HeadSpec, HostPattern, Operation, PathPattern, Rule
 from rules.shapes import SHAPES, lower_ascii
@@ -113,7 +114,7 @@ def match_operation(op: Operation, facts: RequestFacts) -> Matched | WantsBody |
         arguments |= recognised
     stated: Mapping[str, Value] = {}
     if op.body is not None:
-        if op.body.prefix and any(value.strip().lower() != "identity" for value in facts.header("content-encoding")):
+        if op.body.prefix and is_coded(facts):
             return NoMatch(near="header")  # the beginning of a coded body is not the beginning that the origin reads
         if facts.partial and not op.body.prefix:
             return NoMatch(near="body")
@@ -339,11 +340,6 @@ def _media(name: str, value: str) -> tuple[str, ...]:
             return ()
         kinds.append(kind)
     return tuple(kinds)
-
-
-def media_type(value: str) -> str:
-    """The media type of a Content-Type value, lower case, without parameters (RFC 9110 8.3.1)."""
-    return value.partition(";")[0].strip().lower()
 
 
 def _recognise(spec: HeadSpec, facts: RequestFacts) -> dict[str, Value] | None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+CLAIM_SECONDS: Final = 10.0
+"""Between two claims of one sandbox."""
 MAX_CLAIM_BYTES: Final = 16 * 1024
 MAX_FINDINGS: Final = 64
 MAX_CODES: Final = 128

@@ -35,7 +35,7 @@ from state.errors import StateError
 from state.records import Removed, SandboxRecord
 from state.store import StateStore
 from wire.control import Claim, CutKind, Snapshot
-from wire.doctor import known
+from wire.doctor import CLAIM_SECONDS, known
 from wire.handoff import Evidence
 
 
@@ -61,10 +61,6 @@ class Ended:
     deleted: tuple[str, ...]
     remains: tuple[str, ...]
     unacknowledged: tuple[str, ...]
-
-
-CLAIM_SECONDS = 10.0
-"""Between two claims of one sandbox."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

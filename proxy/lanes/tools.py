@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
+from net.few import Busy, Few
 from net.http1 import ClientConnection, ServerConnection
 from net.stream import ByteStream, StreamBroken, open_socket_stream
 from proxy import mcp
+from proxy.answers import page
 from proxy.help import HelpHost, HelpRefused
 from proxy.identity import Identified
 from proxy.limits import BodyShare
@@ -40,7 +42,7 @@ class Tools:
     def __init__(self, *, help_host: HelpHost, serve: Serve) -> None:
         self._help = help_host
         self._serve = serve
-        self._calls: dict[tuple[str, str], int] = {}
+        self._calls = Few(CALLS, waiting=0)
 
     def read(self, who: Identified, facts: RequestFacts, raw: bytes) -> mcp.Reply | mcp.Call | mcp.Why | HelpRefused:
         """What one message asks for; it only looks, and may run in a thread. Never raises."""
@@ -71,16 +73,11 @@ class Tools:
         self, who: Identified, call: mcp.Call, outer: ServerConnection, share: BodyShare
     ) -> Rendered | HelpRefused:
         owner = (who.sandbox.tenant, who.sandbox.id)
-        running = self._calls.get(owner, 0)
-        if running >= CALLS:
-            return HelpRefused(reason="too-many-requests")
-        self._calls[owner] = running + 1
         try:
-            made = _json(await self._run(who, call, outer, share))
-        finally:
-            self._calls[owner] -= 1
-            if not self._calls[owner]:
-                del self._calls[owner]
+            async with self._calls.place(owner):
+                made = _json(await self._run(who, call, outer, share))
+        except Busy:
+            return HelpRefused(reason="too-many-requests")
         # Held until it was sent: a client may take its time with it.
         return made if share.take(len(made.body)) else _json(mcp.crowded(call))
 
@@ -142,11 +139,4 @@ async def _ask(connection: ClientConnection, call: mcp.Call, share: BodyShare) -
 
 
 def _json(document: Mapping[str, Any] | None) -> Rendered:
-    body = json.dumps(document, separators=(",", ":")).encode("ascii")
-    headers = (
-        ("content-type", "application/json"),
-        ("content-length", str(len(body))),
-        ("cache-control", "no-store"),
-        ("x-content-type-options", "nosniff"),
-    )
-    return Rendered(status=200, phrase="OK", headers=headers, body=body)
+    return page(json.dumps(document, separators=(",", ":")).encode("ascii"), "application/json")
