@@ -331,7 +331,7 @@ def test_like_leaves_behind_what_has_no_mirror() -> None:
     ghes = resolve_service(SERVICES, "ghes", "github", "https://git.corp.example")
     assert recognised(ghes, "GET https://raw.githubusercontent.com/a/b/main/c") == set()
     assert recognised(ghes, "GET https://git.corp.example/a/b/info/refs?service=git-upload-pack") == {"ghes/git.fetch"}
-    assert recognised(ghes, "GET https://git.corp.example/api/v3/repos/a/b") == {"ghes/rest.read"}
+    assert recognised(ghes, "GET https://git.corp.example/api/v3/repos/a/b/pulls") == {"ghes/rest.read"}
     assert {op.paths[0].template for op in ghes.select("graphql.query")} == {"/api/graphql"}
     assert recognised(ghes, "POST https://git.corp.example/api/graphql") == set()
     assert ghes.credential is not None
