@@ -196,6 +196,8 @@ class Http1Lane:
         share = self._gate.body_share(visit.who)
         try:
             page = await self._posted(visit, facts, share) if facts.method == "POST" else await self._page(visit, facts)
+            if isinstance(page, Rendered) and not share.take(len(page.body)):
+                page = HelpRefused(reason="too-many-requests")  # pages that nobody reads are held until they are sent
             match page:
                 case HelpRefused():
                     refuse = await self._gate.refuse(page.reason, who=visit.who, facts=facts)

@@ -769,6 +769,17 @@ async def test_the_help_host_needs_an_identity_and_tells_only_ones_own() -> None
     assert dialer.asked == []
 
 
+async def test_pages_count_among_what_a_sandbox_holds_in_memory() -> None:
+    """A page beyond what is left is refused, a small one is served, and nothing is held once a page was sent."""
+    house, _ = closed_house(table=LimitTable(sandbox_held_bodies=1500))
+    client = house.connect()
+    for _ in range(3):
+        client.send(get("http://exeat.internal/doctor.sh", "exeat.internal"))
+        assert (await client.answer()).reason == "too-many-requests"
+        client.send(get("http://exeat.internal/reasons/no-rule", "exeat.internal"))
+        assert (await client.answer()).status == 200
+
+
 async def test_the_help_host_is_served_by_tls_as_well() -> None:
     """CONNECT exeat.internal:443 is ours and never dialled."""
     house, dialer = closed_house()
