@@ -13,6 +13,9 @@ need skopeo skopeo
 need openssl openssl
 need node nodejs
 need npm npm
+need gh gh
+need bundle bundler
+need twine twine
 need pgrep procps
 PATH="$PATH:/usr/sbin:/sbin" need ip iproute2
 PATH="$PATH:/usr/sbin:/sbin" need nft nftables

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from hmac import compare_digest
+from itertools import takewhile
 from typing import Final, assert_never
 
 from audit.events import Event
@@ -46,8 +47,9 @@ from rules.facts import RequestFacts, Sandbox, TunnelFacts
 from rules.matching import match_path
 from rules.names import OWN_NAME, RequestId
 from rules.operations.jsonrpc import request_id_of
+from rules.paths import CanonicalPath
 from rules.placeholders import find, split_basic
-from rules.policy import CredentialDef, DestinationDef, Policy
+from rules.policy import CredentialDef, DestinationDef, PathPattern, Policy
 from wire.heads import strip_never_forwarded
 
 JOURNAL_SECONDS: Final = 2.5
@@ -879,8 +881,21 @@ def native_shape(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> str:
     for operation in here:
         if any(match_path(pattern, facts.path) is not None for pattern in operation.paths):
             return spoken_shape(operation.native, facts)
-    # Of some URLs among others of its host; elsewhere their clients are not the ones that ask.
-    return next((operation.native for operation in here if operation.native not in ("git", "graphql")), "problem")
+    # git and GraphQL are some URLs among others of their host; elsewhere their clients are not the ones that ask. Where
+    # one host serves several registries, each below a prefix, the nearest is meant; near none, what the client reads.
+    others = [operation for operation in here if operation.native not in ("git", "graphql")]
+    if len({operation.native for operation in others}) > 1:
+        shared = [max((_shared(pattern, facts.path) for pattern in one.paths), default=0) for one in others]
+        most = max(shared)
+        others = [one for one, count in zip(others, shared, strict=True) if count == most]
+    natives = {operation.native for operation in others}
+    return natives.pop() if len(natives) == 1 else "problem"
+
+
+def _shared(pattern: PathPattern, path: CanonicalPath) -> int:
+    """How many segments `path` has in common with the beginning of `pattern`."""
+    pairs = zip(pattern.segments, path.segments, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def reply_to(native: str, facts: RequestFacts | None) -> str | int | None:

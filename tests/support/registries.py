@@ -1,7 +1,9 @@
-"""A package index and an npm registry as test origins, each with one small package: exeat-hello.
+"""Package registries as test origins, each with one small package: exeat-hello.
 
-serve_index(origin)      pip: PEP 503 at /simple/, one wheel; `exeat_hello.GREETING` is "hello from pip"
-serve_registry(origin)   npm: one tarball; the module is "hello from npm"
+serve_index(origin)           pip: PEP 503 at /simple/, one wheel; `exeat_hello.GREETING` is "hello from pip"
+serve_registry(origin)        npm: one tarball; the module is "hello from npm"
+serve_gems(origin)            Bundler: the compact index, and a file that is no gem
+serve_module(origin, name)    Go: version v1.0.0 of a module, as a module proxy has it
 """
 
 from __future__ import annotations
@@ -86,3 +88,30 @@ def make_tarball() -> bytes:
             entry.size = len(text)
             archive.addfile(entry, io.BytesIO(text.encode()))
     return buffer.getvalue()
+
+
+def serve_gems(origin: Origin) -> None:
+    """A compact index with one gem, whose file is none."""
+    entry = b"---\n1.0 |checksum:" + hashlib.sha256(b"").hexdigest().encode() + b"\n"
+    digest = hashlib.md5(entry, usedforsecurity=False).hexdigest()
+    versions = f"created_at: 2026-01-01T00:00:00Z\n---\nexeat-hello 1.0 {digest}\n"
+    origin.on("/versions", answering(versions.encode(), "text/plain"))
+    origin.on("/info/exeat-hello", answering(entry, "text/plain"))
+
+
+def serve_module(origin: Origin, module: str) -> None:
+    """One version of a module without dependencies. `module` has no upper-case letter."""
+    mod = f"module {module}\n\ngo 1.19\n".encode()
+    info = b'{"Version": "v1.0.0", "Time": "2026-01-01T00:00:00Z"}'
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(f"{module}@v1.0.0/go.mod", mod)
+        archive.writestr(f"{module}@v1.0.0/hello.go", "package hello\n")
+    for path, body, media_type in (
+        ("@v/list", b"v1.0.0\n", "text/plain"),
+        ("@latest", info, "application/json"),
+        ("@v/v1.0.0.info", info, "application/json"),
+        ("@v/v1.0.0.mod", mod, "text/plain"),
+        ("@v/v1.0.0.zip", buffer.getvalue(), "application/zip"),
+    ):
+        origin.on(f"/{module}/{path}", answering(body, media_type))
