@@ -13,7 +13,7 @@ from typing import Any, Final, assert_never
 from rules import arguments
 from rules.decision import Decision, Denied, Held, NeedsBody, Permit
 from rules.facts import RequestFacts, Sandbox
-from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, match_operation, misfit
+from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, header_fits, match_operation, misfit
 from rules.policy import Operation, Policy, Rule
 from rules.reasons import reason
 
@@ -203,6 +203,6 @@ def _header(operation: Operation, facts: RequestFacts) -> str:
             said.append(f"{name} comes more than once")
         elif not given and "" not in values:
             said.append(f"{name} is absent and must be {shown}")
-        elif given and given[0].partition(";")[0].strip().lower() not in values:
+        elif given and not header_fits(name, given[0], values):
             said.append(f"{name} is {given[0]} and must be {shown}")
     return "; ".join(said) or "a header differs"

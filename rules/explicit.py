@@ -22,7 +22,7 @@ from urllib.parse import quote, urlencode
 
 from rules.facts import Sandbox
 from rules.matching import match_path
-from rules.names import Destination, Host, InvalidName, RuleId, Scheme
+from rules.names import DEFAULT_PORTS, Destination, Host, InvalidName, RuleId, Scheme
 from rules.operations.strict_json import InvalidJson, load
 from rules.paths import CanonicalPath, InvalidTarget, Query
 from rules.policy import BodySpec, HostPattern, Operation, PathPattern, Policy, Rule
@@ -52,8 +52,7 @@ class Way:
     @property
     def text(self) -> str:
         """`GET https://host/path/{name}`: how it is listed and asked for."""
-        default = 443 if self.operation.scheme == "https" else 80
-        port = "" if self.operation.port == default else f":{self.operation.port}"
+        port = "" if self.operation.port == DEFAULT_PORTS[self.operation.scheme] else f":{self.operation.port}"
         return f"{self.method} {self.operation.scheme}://{self.host.text}{port}{self.path.template}"
 
 
@@ -107,8 +106,7 @@ def offers(policy: Policy, sandbox: Sandbox) -> tuple[Offer, ...]:
 
 def offer_name(rule: Rule, operation: Operation) -> str:
     """`github.rest.read` for a service's operation, the rule's own name for a hand-written one."""
-    name = operation.id.partition("#")[0]
-    return name.partition("/")[2] if name == rule.id else name.replace("/", ".", 1)
+    return operation.name.partition("/")[2] if operation.name == rule.id else operation.name.replace("/", ".", 1)
 
 
 def state(policy: Policy, sandbox: Sandbox, name: str, raw: bytes) -> Stated | Unstated:
@@ -301,15 +299,12 @@ def _mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _host(way: Way, asked: Any) -> Host:
-    if way.host.kind == "exact" and asked is None:
-        # Policy wrote it in canonical form; a literal is one where it reads as one.
-        text = f"[{way.host.suffix}]" if ":" in way.host.suffix else way.host.suffix
-    elif isinstance(asked, str):
-        text = asked
-    else:
+    if asked is None and way.host.kind == "exact":
+        return Host.of(way.host.suffix)
+    if not isinstance(asked, str):
         raise _Wrong("`host` names the one host to ask.")
     try:
-        host = Host.parse(text)
+        host = Host.parse(asked)
     except InvalidName:
         raise _Wrong("`host` is not a host name.") from None
     if not way.host.matches(host):

@@ -323,10 +323,15 @@ def _headers_fit(op: Operation, facts: RequestFacts) -> bool:
             continue
         if len(values) != 1:
             return False
-        given = _media(name, values[0]) if name in ("accept", "content-type") else (values[0].strip().lower(),)
-        if not given or any(value not in allowed for value in given):
+        if not header_fits(name, values[0], allowed):
             return False
     return True
+
+
+def header_fits(name: str, value: str, allowed: tuple[str, ...]) -> bool:
+    """Whether `allowed` has the value of a header: in any case, of a media type without parameters, of Accept all."""
+    given = _media(name, value) if name in ("accept", "content-type") else (value.strip().lower(),)
+    return bool(given) and all(one in allowed for one in given)
 
 
 def _media(name: str, value: str) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class Endpoint:
         """The one host, or None for a template."""
         if self.pattern.kind != "exact":
             return None
-        return Host.parse(f"[{self.pattern.suffix}]" if ":" in self.pattern.suffix else self.pattern.suffix)
+        return Host.of(self.pattern.suffix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class CredentialSlot:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        return tuple(Host.parse(f"[{host}]" if ":" in host else host) for host, _ in self.authorities)
+        return tuple(Host.of(host) for host, _ in self.authorities)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,7 @@ def put_hosts_in(service: ServiceDef) -> ServiceDef:
                     native=request.native,
                     placeholders_inert=request.placeholders_inert,
                     # Declared of the public hosts; where one's own base keeps its files, nobody has reviewed.
-                    redirects=request.redirects if service.like is None else (),
+                    redirects=request.redirects,
                     download=request.download,
                     request_bytes=request.request_bytes,
                     answer=request.answer,

@@ -200,7 +200,7 @@ def test_a_wrong_binding_is_stated_and_then_denied() -> None:
     made = stated(
         "github.rest.read",
         {
-            "request": "GET https://api.github.com/repos/{owner:git-owner}/{repo:git-repository}",
+            "request": "GET https://api.github.com/repos/{owner:git-owner}/{repo:git-repository}/branches",
             "path": {"owner": "evil", "repo": "shop"},
         },
     )
