@@ -41,6 +41,7 @@ from rules.operations import (
     method_name,
     oci,
     openai,
+    path_unlike,
     pypi_upload,
     s3,
 )
@@ -96,6 +97,7 @@ HEAD_MATCHERS: Mapping[str, HeadMatcher] = {
     "maven": maven.head,
     "oci": oci.head,
     "oci_token": oci.token,
+    "path_unlike": path_unlike.head,
     "s3": s3.match,
 }
 """Matcher name -> head matcher. The names of both registries differ."""
@@ -152,6 +154,7 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
     "maven": maven.check,
     "oci": oci.check_head,
     "oci_token": oci.check_token,
+    "path_unlike": path_unlike.check,
     "jsonrpc": jsonrpc.check,
     "mcp": mcp.check,
     "method_name": method_name.check,

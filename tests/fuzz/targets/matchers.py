@@ -64,6 +64,7 @@ ROWS = (
     Row("crates_index", headers=(), method="GET"),
     Row("git_repository", {"suffix": "info/refs"}, (), method="GET"),
     Row("go_module", headers=(), method="GET"),
+    Row("path_unlike", {"paths": ["/orders/export", "/orders/*:cancel"]}, (), method="GET"),
     Row("maven", {"prefix": ["maven2"]}, (), method="GET"),
     Row("oci", {"action": "pull"}, (), method="GET"),
     Row("oci", {"action": "push"}, (), method="PUT"),

@@ -178,6 +178,45 @@ def test_reads_and_named_writes_are_permitted_with_their_arguments() -> None:
     assert isinstance(verdict(bound, "GET https://api.shop.example/v2/orders/8"), Denied)
 
 
+OVERLAPPING = json.dumps(
+    {
+        "openapi": "3.1.0",
+        "servers": [{"url": "https://api.shop.example/v2"}],
+        "paths": {
+            "/orders/{id}": {"get": {"operationId": "getOrder"}, "post": {"operationId": "changeOrder"}},
+            "/orders/export": {"get": {"operationId": "exportOrders"}},
+            "/orders/{id}:cancel": {"post": {"operationId": "cancelOrder"}},
+            "/orders/purge": {"post": {"operationId": "purgeOrders"}},
+            "/{kind}/recent": {"get": {"operationId": "recent"}},
+            "/moved": {"get": {"operationId": "moved"}, "servers": [{"url": "https://api.shop.example/v3"}]},
+            "/kept": {"get": {"operationId": "kept"}},
+        },
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GET https://api.shop.example/v2/orders/export",
+        "GET https://api.shop.example/v2/orders/Export",
+        "GET https://api.shop.example/v2/orders/recent",
+        "GET https://api.shop.example/v2/moved",
+        "POST https://api.shop.example/v2/orders/7:cancel",
+        "POST https://api.shop.example/v2/orders/purge",
+    ],
+)
+def test_a_template_does_not_stand_for_the_words_of_another_path(line: str) -> None:
+    """`/orders/export` is its own operation to the server: one that chose `/orders/{id}` alone may not have it."""
+    digest = sha256(OVERLAPPING.encode()).hexdigest()
+    chosen = "[getOrder, changeOrder, kept]" if "moved" not in line else "[getOrder, changeOrder, moved, kept]"
+    entry = f"{{openapi: {{document: file:shop.json, sha256: {digest}, operations: {chosen}}}}}"
+    made = policy(entry, "{service: shop, operations: [read, write]}", OVERLAPPING)
+    assert isinstance(verdict(made, line), Denied)
+    assert isinstance(verdict(made, "GET https://api.shop.example/v2/orders/7"), Permit)
+    assert isinstance(verdict(made, "GET https://api.shop.example/v2/kept"), Permit)
+
+
 def test_tags_choose_operations_and_a_base_stands_for_the_server() -> None:
     """Only what is chosen is there, at the place that policy names."""
     entry = pinned(', operations: ["tag:orders"]')[:-1] + ', base: "https://eu.shop.example:8443/api"}'
