@@ -9,7 +9,8 @@
 What a description says of an operation is taken as the most that it may be, never as a promise: GET is `read`, every
 other method `write`; a parameter that is not described is refused; security schemes become the slot of a credential
 and are never the client's own. What cannot be said exactly (a path segment that is partly literal, an unknown
-reference) leaves that operation out, which is a denial, and is told in `left_out`.
+reference, a server of its own) leaves that operation out, which is a denial, and is told in `left_out`. A template does
+not stand for the more concrete paths beside it: those are other operations, described here or not chosen.
 Source: OpenAPI Specification 3.1.1, sections 4.8.5 (server), 4.8.8 (paths), 4.8.12 (parameter), 4.8.27 (security).
 """
 
@@ -27,6 +28,7 @@ import yaml
 from rules.matching import InvalidTemplate, parse_path
 from rules.names import Destination, Host, InvalidName, parse_authority
 from rules.operations.media import media_type
+from rules.operations.path_unlike import MAX_PATHS
 from rules.operations.strict_json import InvalidJson
 from rules.operations.strict_json import load as load_json
 from rules.reader import shown
@@ -107,6 +109,7 @@ class _Reader:
         self.document = document
         self.file = file
         self.left_out: dict[str, str] = {}
+        self.patterns: dict[tuple[str, int], list[list[str]]] = {}
 
     def service(self, name: str, base: str | None, wanted: Sequence[str] | None) -> Described:
         host, port, prefix = self.place(base)
@@ -116,7 +119,11 @@ class _Reader:
         tests: list[dict[str, Any]] = []
         asked = set(wanted) if wanted is not None else None
         known: set[str] = set()
-        for method, path, item, operation in self.stated():
+        stated = list(self.stated())
+        for method, path, _, _ in stated:
+            segments = [re.sub(r"\{[^{}/]*\}", "*", part) for part in path.removeprefix("/").split("/")]
+            self.patterns.setdefault((method, len(segments)), []).append(segments)
+        for method, path, item, operation in stated:
             ident = _ident(operation, method, path)
             tags = {f"tag:{tag}" for tag in _list(operation, "tags") if isinstance(tag, str)}
             known |= {ident, *tags}
@@ -241,9 +248,14 @@ class _Reader:
         auth: Mapping[str, set[str]],
     ) -> tuple[dict[str, Any], str]:
         """(entry of a service file, path of a request that it allows or ""). Raises _LeftOut."""
+        if "servers" in item or "servers" in operation:
+            raise _LeftOut("it lies at a server of its own")
         template, names = _template(prefix + path)
+        others = self.more_concrete(method, path, prefix)
         query, required, headers = self.parameters(item, operation, auth)
         request: dict[str, Any] = {"at": "api", "methods": [method.upper()], "paths": [template]}
+        if others:
+            request["match"] = {"matcher": "path_unlike", "params": {"paths": others}}
         if query:
             request["query"] = query
         if required:
@@ -262,8 +274,21 @@ class _Reader:
         if headers:
             entry["headers"] = headers
         entry["requests"] = [request]
-        plain = method == "get" and not required
+        plain = method == "get" and not required and not (others and names)
         return entry, re.sub(r"\{[^}]*\}", "x", template) if plain else ""
+
+    def more_concrete(self, method: str, path: str, prefix: str) -> list[str]:
+        """Paths of other operations that fit the template `path` and say in words what it leaves open."""
+        mine = path.removeprefix("/").split("/")
+        found: set[str] = set()
+        for other in self.patterns.get((method, len(mine)), ()):
+            pairs = list(zip(mine, other, strict=True))
+            apart = any("{" not in own and "*" not in his and own != his for own, his in pairs)
+            if not apart and any(_CAPTURE.match(own) and his != "*" for own, his in pairs):
+                found.add(f"{prefix}/" + "/".join(own if his == "*" and "{" not in own else his for own, his in pairs))
+        if len(found) > MAX_PATHS:
+            raise _LeftOut("too many other paths would fit its template")
+        return sorted(found)
 
     def parameters(
         self, item: Mapping[str, Any], operation: Mapping[str, Any], auth: Mapping[str, set[str]]
