@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from cryptography import x509
 
+from audit.budget import RESERVE_BYTES
 from broker.admin.client import AdminClient, AdminError
 from exeat.doctor import FAILS, HOLDS, UNKNOWN, Finding
 from exeat.settings import Settings
@@ -125,7 +126,10 @@ def disk(log: Path) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("log", UNKNOWN, f"{folder}: {error.strerror}")
         return
-    if free < LOW_BYTES:
+    if free < RESERVE_BYTES:
+        why = f"only {free >> 20} MiB are free: everything is refused until {RESERVE_BYTES >> 20} MiB are"
+        yield Finding("log", FAILS, f"{folder}: {why}")
+    elif free < LOW_BYTES:
         yield Finding("log", FAILS, f"{folder}: only {free >> 20} MiB are free; without a log everything is refused")
     elif not os.access(folder, os.W_OK):
         # Started by root, the log is the auditor's own; only who starts the gateway can tell.

@@ -79,7 +79,7 @@ told() {
   if [ -z "$wrong" ]; then
     say "client-$who" holds "client $who: its variables are set"
   else
-    say "client-$who" fails "client $who:$wrong" "$lacks"
+    say "client-$who" fails "client $who:${wrong%;}" "$lacks"
   fi
 }
 client curl && { one CURL_CA_BUNDLE SSL_CERT_FILE; one https_proxy; one http_proxy; told; }

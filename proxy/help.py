@@ -143,7 +143,8 @@ class HelpHost:
             return HelpRefused(reason="body-too-large")
         kinds, origins = facts.header("content-type"), facts.header("origin")
         if [media_type(kind) for kind in kinds] != ["application/json"]:
-            return HelpRefused(reason=wrong)  # a form or a text is what a page elsewhere could send
+            # A form or a text is what a page elsewhere could send.
+            return HelpRefused(reason=wrong, remedy="Send it with the header Content-Type: application/json.")
         if any(origin not in (f"http://{OWN_NAME}", f"https://{OWN_NAME}") for origin in origins):
             return HelpRefused(reason=wrong)
         return bound

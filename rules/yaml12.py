@@ -201,7 +201,8 @@ class _Reader:
             elif isinstance(event, NodeEvent):
                 nodes += 1
                 if nodes > MAX_NODES:
-                    raise self._error(mark, "the file holds too many values")
+                    why = f"the file holds more than {MAX_NODES:,} values; split it into files of a policy folder"
+                    raise self._error(mark, why)
                 if event.anchor is not None:
                     raise self._error(mark, f"anchors are not accepted; to mean text that starts with &, {QUOTE_THIS}")
                 tag = event.tag if isinstance(event, CollectionStartEvent | ScalarEvent) else None

@@ -104,7 +104,7 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     except StateError as error:
         return _error("state-unavailable", error.code, "see the vault's own messages")
     except AuditUnavailable:
-        return _error("audit-unavailable", "the log cannot be written, so nothing is done", "see `exeat status`")
+        return _error("audit-unavailable", "the log cannot be written, so nothing is done", "see `exeat doctor`")
     except web.HTTPRequestEntityTooLarge:
         return _error("bad-json", f"the body is longer than {MAX_BODY} bytes")
     except web.HTTPException:

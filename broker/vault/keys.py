@@ -74,6 +74,9 @@ def read_private(path: Path, missing: str, modes: str, *, limit: int = 64 * 1024
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except PermissionError:
+        remedy = f"let uid {os.geteuid()} alone read it: chown {os.geteuid()} {path.parent} {path}"
+        raise KeyRefused(missing, f"{path} cannot be opened: permission denied", remedy) from None
     except OSError:
         raise KeyRefused(
             missing,

@@ -16,6 +16,8 @@ from broker.admin.client import AdminError
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
 from exeat.containers import Containers, ServeRefused, healthy
 from exeat.containers import serve as run_container
+from exeat.doctor import FAILS
+from exeat.hostcheck import disk
 from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, note, print_fields, print_json, say
 from exeat.principals import CONTAINER_UIDS, ContainerKind
 from exeat.settings import Settings
@@ -59,6 +61,9 @@ async def _serve(supervisor: Supervisor, current: Settings) -> int:
     try:
         where = "only inside sandboxes" if current.listen is None else f"on {current.listen[0]}:{supervisor.port}"
         say(f"exeat is up: proxy {where}, log in {current.log}")
+        for finding in disk(current.log):
+            if finding.state == FAILS:
+                note(f"warning: {finding.why}")
         return await supervisor.wait()
     finally:
         note("stopping")
@@ -108,7 +113,8 @@ def status(config: ConfigOption = None, output: OutputOption = Output.text) -> N
     if output is Output.json:
         print_json(answer)
         return
-    print_fields(_told(answer))
+    short = [finding.why for finding in disk(settings(config).log) if finding.state == FAILS]
+    print_fields(_told(answer) | ({"log": short} if short else {}))
 
 
 def _told(answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import os
 import stat
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -151,15 +152,24 @@ def _say_refused(log: Path, before: Place, sandbox: str) -> None:
     last = ""
     try:
         for record in refusals_since(log, before, sandbox):
-            counts[reason_of(record) or "further ones"] += int(str(record.get("count") or 1))
+            counts.update(_reasons(record))
             last = str(record.get("request_id") or last)
     except OSError:
         return
     if total := counts.total():
         reasons = ", ".join(f"{code} {number}" if total > 1 else code for code, number in counts.most_common(5))
         also = f"; all: exeat audit search --refused --sandbox {sandbox}" if total > 1 else ""
-        why = f"exeat why {last}" if last else f"exeat why {counts.most_common(1)[0][0]}"
-        note(f"exeat: {total} refused ({reasons}); {'the last: ' if total > 1 else ''}{why}{also}")
+        # Where none is on record by itself (the disk is nearly full, or there were too many), a reason can be asked.
+        the_last = "the last: " if last and total > 1 else ""
+        note(f"exeat: {total} refused ({reasons}); {the_last}exeat why {last or counts.most_common(1)[0][0]}{also}")
+
+
+def _reasons(record: Mapping[str, Any]) -> Mapping[str, int]:
+    """How often each reason stands in a record: one refusal, or a summary with `reasons` such as `no-rule=3`."""
+    if reason := reason_of(record):
+        return {reason: int(str(record.get("count") or 1))}
+    pairs = (str(entry).partition("=") for entry in record.get("reasons", ()))
+    return {reason: int(count) for reason, _, count in pairs if count.isdecimal()}
 
 
 def surroundings(current: Settings) -> Surroundings:

@@ -82,3 +82,6 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (found,) = hostcheck.disk(tmp_path / "log")
     assert found.state == FAILS
     assert "everything is refused" in found.why
+    monkeypatch.setattr(hostcheck, "RESERVE_BYTES", 1 << 62)
+    (found,) = hostcheck.disk(tmp_path / "log")
+    assert "everything is refused until" in found.why
