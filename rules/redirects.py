@@ -23,12 +23,16 @@ from collections.abc import Iterable
 from typing import Final
 
 from rules.grammar import is_public_suffix, registrable
-from rules.names import OWN_NAME, Host, InvalidName
+from rules.matching import match_path
+from rules.names import OWN_NAME, Host, InvalidName, parse_authority
+from rules.paths import CanonicalPath, InvalidTarget, Query
 from rules.policy import HostPattern, RedirectSpec
 
 SIGNATURES: Final = frozenset({"sig", "signature", "x-amz-signature", "x-goog-signature"})
 """Lower-case names of the query parameters that hold a signature over the URL."""
 MAX_QUERY_KEYS: Final = 64
+MAX_URL: Final = 4096
+"""Characters of an address that an answer may lead to."""
 MAX_TARGETS: Final = 16
 """Hosts of one declaration."""
 
@@ -62,6 +66,36 @@ def parse_target(text: str) -> HostPattern:
             return HostPattern(kind="one", suffix=suffix)
         case _:
             return HostPattern(kind="exact", suffix=suffix)
+
+
+def leads_to(spec: RedirectSpec, location: str) -> bool:
+    """True if `spec` declares `location`, the absolute URL that an answer names.
+
+    https on port 443 without user, fragment or second spelling, at most MAX_URL characters; a host and a path that
+    fit; in the query only declared names, each once; and a signature where one is declared. Never raises.
+    """
+    scheme, _, rest = location.partition("://")
+    if scheme.lower() != "https" or len(location) > MAX_URL or not location.isascii() or "#" in rest:
+        return False
+    authority, slash, below = rest.partition("/")
+    raw_path, question, raw_query = below.partition("?")
+    try:
+        host, port = parse_authority(authority, 443)
+        path = CanonicalPath.parse(slash + raw_path)
+        query = Query.parse(raw_query if question else None)
+    except (InvalidName, InvalidTarget):
+        return False
+    names = [name for name, _ in query.pairs]
+    signatures = {key for key in spec.query_keys if key.lower() in SIGNATURES}
+    return (
+        port == 443
+        and not host.is_literal
+        and any(pattern.matches(host) for pattern in spec.to)
+        and (spec.path is None or match_path(spec.path, path) is not None)
+        and not query.duplicates()
+        and set(names) <= set(spec.query_keys)
+        and (not signatures or not signatures.isdisjoint(names))
+    )
 
 
 def check_redirect(spec: RedirectSpec, own: Iterable[Host]) -> None:

@@ -205,7 +205,7 @@ def put_hosts_in(service: ServiceDef) -> ServiceDef:
                     native=request.native,
                     placeholders_inert=request.placeholders_inert,
                     # Declared of the public hosts; where one's own base keeps its files, nobody has reviewed.
-                    redirects=request.redirects,
+                    redirects=request.redirects if service.like is None else (),
                     download=request.download,
                     request_bytes=request.request_bytes,
                     answer=request.answer,
