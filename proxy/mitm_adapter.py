@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Buffer, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ import h2.config
 import h2.connection
 import h2.errors
 import h2.events
+import h2.exceptions
 from mitmproxy import version
 from mitmproxy.connection import Client, Connection, ConnectionState
 from mitmproxy.options import Options
@@ -69,6 +70,10 @@ READ_BYTES: Final = 16 * 1024
 FRAME_BYTES: Final = 16 * 1024
 UNREAD_BYTES: Final = 4 * 1024 * 1024
 """What a client may have under way towards us, all streams together; a single one has the default 65,535."""
+TABLE_BYTES: Final = 4096
+"""Of the heads that we sent and refer back to. A client may offer 4 GiB: we would keep them, and search them all."""
+MAX_SETTINGS: Final = 64
+"""Different ones of a client. Seven have a meaning (RFC 9113 6.5.2 and 8441); h2 keeps whatever is sent."""
 MAX_NOTES: Final = 8
 NOTE_SECONDS: Final = 5.0
 UNREADABLE_HEAD: Final = b"\x00\r\n\r\n"
@@ -480,6 +485,19 @@ class _BoundedConnection(BufferedH2Connection):
         self.local_settings.max_concurrent_streams = MAX_STREAMS
         self.max_inbound_frame_size = FRAME_BYTES
         self.local_settings.acknowledge()
+
+    def receive_data(self, data: Buffer) -> list[h2.events.Event]:
+        """As h2's; afterwards what the client has us remember is bounded. Raises h2.exceptions.ProtocolError."""
+        found: list[h2.events.Event] = super().receive_data(data)
+        encoder = self.encoder
+        if encoder.header_table_size > TABLE_BYTES:
+            encoder.header_table_size = TABLE_BYTES
+        # RFC 7541 4.2: of several changes the smallest and the last one are told with the next head.
+        if len(changes := encoder.table_size_changes) > 2:
+            encoder.table_size_changes = [min(changes), changes[-1]]
+        if len(self.remote_settings) > MAX_SETTINGS:
+            raise h2.exceptions.ProtocolError("too many settings")
+        return found
 
     def initiate_connection(self) -> None:
         h2.connection.H2Connection.initiate_connection(self)

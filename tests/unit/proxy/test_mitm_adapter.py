@@ -9,7 +9,9 @@ import h2.config
 import h2.connection
 import h2.errors
 import h2.events
+import hyperframe.frame
 import pytest
+from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mitmproxy.proxy import commands
@@ -20,6 +22,7 @@ from net.stream import ByteStream, StreamBroken, open_socket_stream
 from proxy import mitm_adapter, mitm_selftest
 from proxy.mitm_adapter import (
     FRAME_BYTES,
+    TABLE_BYTES,
     UNREADABLE_HEAD,
     AdapterFault,
     FrameLengths,
@@ -250,6 +253,55 @@ async def test_a_connection_carries_a_bounded_number_of_requests(monkeypatch: py
         assert await (await bench.lane.get()).receive() == UNREADABLE_HEAD
 
 
+async def test_what_a_client_offers_to_remember_is_not_what_we_keep() -> None:
+    """A table of 2 GiB for our heads would be kept and searched: after 150 answers each took 300 ms of everybody's."""
+    async with Bench() as bench:
+        bench.h2.update_settings({SettingCodes.HEADER_TABLE_SIZE: 2**31})
+        for number in range(20):
+            bench.ask()
+            lane = await bench.lane.get()
+            await lane.receive()
+            fields = "".join(f"X-{number}-{place}: {'v' * 200}\r\n" for place in range(20))
+            lane.write(f"HTTP/1.1 200 OK\r\n{fields}Content-Length: 0\r\n\r\n".encode())
+            answered = await bench.until(h2.events.ResponseReceived)
+            assert answered.headers is not None
+            assert len(answered.headers) > 20
+            await bench.until(h2.events.StreamEnded)
+        encoder = session_of(bench)._server.h2_conn.encoder
+        assert encoder.header_table_size == TABLE_BYTES
+        assert len(encoder.header_table.dynamic_entries) <= TABLE_BYTES // 32
+
+
+async def test_settings_that_change_to_and_fro_are_not_kept() -> None:
+    """h2 notes each change of the table until the next head: a client that never asks would fill our memory."""
+    async with Bench() as bench:
+        for _ in range(500):
+            bench.h2.update_settings({SettingCodes.HEADER_TABLE_SIZE: 0})
+            bench.h2.update_settings({SettingCodes.HEADER_TABLE_SIZE: 4096})
+        bench.ask()
+        lane = await bench.lane.get()
+        assert len(session_of(bench)._server.h2_conn.encoder.table_size_changes) <= 2
+        await lane.receive()
+        lane.write(OK)
+        await bench.until(h2.events.StreamEnded)
+
+
+async def test_settings_that_mean_nothing_end_the_connection() -> None:
+    """65,536 of them are 50 MiB of ours for 400 KiB of the client's."""
+    async with Bench() as bench:
+        settings_of = hyperframe.frame.SettingsFrame(0, settings=dict.fromkeys(range(0x1000, 0x1100), 1))
+        bench.client.write(bench.h2.data_to_send() + settings_of.serialize())
+        ended = await bench.until(h2.events.ConnectionTerminated)
+        assert ended.error_code == h2.errors.ErrorCodes.PROTOCOL_ERROR
+
+
+def session_of(bench: Bench) -> Session:
+    """The session that the bench runs."""
+    session = bench.running.get_coro().cr_frame.f_locals["self"]  # type: ignore[union-attr]
+    assert isinstance(session, Session)
+    return session
+
+
 async def test_nothing_of_a_finished_request_is_kept() -> None:
     """mitmproxy's layers would keep one connection object for each request."""
     async with Bench() as bench:
@@ -257,7 +309,7 @@ async def test_nothing_of_a_finished_request_is_kept() -> None:
             bench.ask()
             await bench.head()
             await bench.until(h2.events.StreamEnded)
-        session = bench.running.get_coro().cr_frame.f_locals["self"]  # type: ignore[union-attr]
+        session = session_of(bench)
         while session._upstreams:
             await asyncio.sleep(0)
         assert len(session._layer.connections) == 1
