@@ -12,6 +12,7 @@ oci_token   head, params `actions` (what a token may allow) and `service` (whom 
 
 An upload that mounts a blob `from` another repository states both as `repository`: it reads the one into the other,
 so a rule has to permit both; without `from` the registry would choose, and the request is none of these.
+With `ns` (how containerd tells a mirror whose image it means) the repository begins with that registry's host.
 What ends like two of these, or holds a word of the protocol inside a name, is none of them.
 """
 
@@ -29,6 +30,7 @@ MAX_NAME = 255
 MAX_SCOPES = 16
 
 _NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z")
+_ORIGIN = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+(?::[0-9]{1,5})?\Z")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _DIGEST = re.compile(r"(?:sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})\Z")
 _SESSION = re.compile(r"[A-Za-z0-9._=~:@-]{1,255}\Z")
@@ -64,6 +66,15 @@ def check_head(params: Mapping[str, Any]) -> None:
 
 
 def _pulled(path: tuple[str, ...], facts: RequestFacts) -> Mapping[str, Value] | None:
+    found = _asked(path, facts)
+    origin = next((value for name, value in facts.query.pairs if name == "ns"), None)
+    if found is None or origin is None:
+        return found
+    # A mirror fetches from wherever this says: the name alone would be another's image.
+    return {**found, "repository": f"{origin}/{found['repository']}"} if _ORIGIN.match(origin) else None
+
+
+def _asked(path: tuple[str, ...], facts: RequestFacts) -> Mapping[str, Value] | None:
     if path[-2:] == ("tags", "list"):
         name = _name(path[:-2])
         return None if name is None else {"repository": name}
@@ -73,6 +84,8 @@ def _pulled(path: tuple[str, ...], facts: RequestFacts) -> Mapping[str, Value] |
 
 
 def _pushed(method: str, path: tuple[str, ...], facts: RequestFacts) -> Mapping[str, Value] | None:
+    if any(name == "ns" for name, _ in facts.query.pairs):
+        return None
     if method == "PUT" and path[-2] == "manifests":
         return _named(path[:-2], path[-2], path[-1], ("manifests",))
     query = dict(facts.query.pairs)
