@@ -127,6 +127,19 @@ def test_links_between_documents_lead_somewhere() -> None:
             assert (page.parent / target).exists(), (page.name, target)
 
 
+def test_every_page_is_reached_from_the_readme() -> None:
+    """Each page of docs/ stands in the README's table, each decision once in docs/architecture.md under its number."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in readme] == []
+    rows = re.findall(
+        r"^\| (\d+) \| \[(.+)\]\(decisions/(.+)\) \|$", (ROOT / "docs/architecture.md").read_text("utf-8"), re.M
+    )
+    records = sorted((ROOT / "docs/decisions").glob("*.md"))
+    titles = [(int(page.name[:4]), page.read_text("utf-8").partition("\n")[0], page.name) for page in records]
+    assert titles == [(int(number), f"# {number}. {title}", name) for number, title, name in rows]
+    assert [number for number, _, _ in titles] == list(range(1, len(titles) + 1))
+
+
 def test_every_ruling_that_is_cited_is_explained() -> None:
     """`RULINGS n.m` in code, tests and documents leads to a row of docs/rulings.md."""
     known = set(re.findall(r"^\| (\d+\.\d+) \|", (ROOT / "docs/rulings.md").read_text("utf-8"), re.M))
