@@ -5,7 +5,7 @@ PY := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE := 1
 T ?=
 
-.PHONY: help setup demo test check format lint types imports unit integration soak docs bench bench-neighbour attacks fuzz lock clean
+.PHONY: help setup demo test check format lint types imports unit integration soak docs bench bench-neighbour attacks corpus fuzz lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -51,6 +51,9 @@ docs: setup  ## write the generated pages anew
 
 attacks: setup  ## play every attack at every entry point, print the table; fails on any hole (T='B033 B034' narrows)
 	@PYTHONPATH=. $(PY) tests/attacks/table.py $(T)
+
+corpus: setup  ## play every request of tests/cases/operations in every lane, print services by lanes (T='h2' narrows)
+	@PYTHONPATH=. $(PY) tests/support/operationtable.py $(T)
 
 fuzz: setup  ## hostile bytes for every parser, a minute each (FUZZ_SECONDS=5 shortens, T='host path' narrows)
 	@$(PY) -c 'import atheris' 2>/dev/null || $(PY) -m pip install -q --disable-pip-version-check --require-hashes -r requirements-fuzz.lock
