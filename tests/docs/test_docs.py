@@ -72,7 +72,11 @@ def test_every_yaml_block_loads_and_its_tests_pass(page: str, text: str) -> None
             )
         parse_sources(Sources(policy={"policy.yaml": policy}, credentials=("credentials.yaml", text), services={}))
         return
-    credentials = ("credentials.yaml", CREDENTIALS[0]) if "credential:" in text else None
+    named = re.findall(r"\bcredential: ([\w-]+)", text)
+    known = [CREDENTIALS[0], (ROOT / "docs/examples/credentials.yaml").read_text("utf-8")]
+    fitting = [written for written in known if all(f"\n  {name}:" in written for name in named)]
+    assert fitting, named
+    credentials = ("credentials.yaml", fitting[0]) if named else None
     parsed = parse_sources(Sources(policy={"policy.yaml": text}, credentials=credentials, services={}))
     policy_value = compile_policy(parsed.document)
     failed = [str(result) for result in run_tests(policy_value, parsed.tests) if not result.passed]
