@@ -70,6 +70,10 @@ requests as well. Java reads neither proxy nor CA variables: its options must na
 _FILES = re.compile(r"CERT|CA_|CAINFO|cafile")
 
 
+PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+"""Without any of them, a gateway that is reached captures what goes out."""
+
+
 class Finding(NamedTuple):
     """One line of the result."""
 
@@ -92,7 +96,7 @@ def examine() -> Iterator[Finding]:
         yield Finding(f"{what} ({_place(address, port)})", *datagram(address, port), check)
     ca, through = help_host()
     yield through
-    yield from clients(os.environ, ca)
+    yield from clients(os.environ, ca, captured=bool(ca) and not any(map(os.environ.get, PROXIES)))
 
 
 def interfaces() -> Finding:
@@ -156,13 +160,20 @@ def help_host(fetch: Callable[[str], bytes] | None = None) -> tuple[str, Finding
 
 
 def clients(
-    environment: Mapping[str, str], ca: str, which: Callable[[str], str | None] = shutil.which
+    environment: Mapping[str, str],
+    ca: str,
+    which: Callable[[str], str | None] = shutil.which,
+    captured: bool = False,
 ) -> Iterator[Finding]:
-    """For each installed client whether it has what it reads; `ca` empty: files are only looked for."""
+    """For each installed client whether it has what it reads; `ca` empty: files are only looked for.
+
+    `captured`: connections reach the gateway by themselves, so that no client needs a proxy variable.
+    """
     for name, groups in CLIENTS.items():
         if which(name) is None:
             continue
-        wrong = {group[0]: problem for group in groups if (problem := _problem(group, environment, ca))}
+        needed = [group for group in groups if not captured or "proxy" not in group[0].lower()]
+        wrong = {group[0]: problem for group in needed if (problem := _problem(group, environment, ca))}
         why = "; ".join(wrong.values()) or "its variables are set"
         yield Finding(f"client {name}", FAILS if wrong else HOLDS, why, f"client-{name}", tuple(wrong))
 

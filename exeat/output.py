@@ -98,7 +98,7 @@ def _shown(name: str, value: Any) -> str:
         return ", ".join(_shown("", item) for item in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int | float) and name.endswith("_at"):
+    if isinstance(value, int | float) and (name == "at" or name.endswith("_at")):
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(value))
     return "none" if value is None or value == "" else printable(str(value))
 

@@ -50,9 +50,19 @@ else
   say gateway fails 'the gateway (http://exeat.internal/): not reached: http_proxy is missing or wrong'
 fi
 
+# Reached without any proxy variable: connections are captured here, and no client needs one.
+captured=''
+if [ -n "$ca" ] &&
+  [ -z "${http_proxy:-}${HTTP_PROXY:-}${https_proxy:-}${HTTPS_PROXY:-}${all_proxy:-}${ALL_PROXY:-}" ]; then
+  captured=yes
+fi
+
 wrong='' lacks=''
 # one VARIABLE...: one of them must be set; a file must hold the gateway's CA
 one() {
+  case "$captured:$1" in
+    yes:*proxy*|yes:*PROXY*) return ;;
+  esac
   for name in "$@"; do
     eval "value=\${$name:-}"
     [ -n "$value" ] || continue

@@ -97,7 +97,9 @@ async def play(*, danger_shared_uid: bool, unconfined: bool) -> int:
         _headline("NOT CONFINED: the claims about the proxy held; the boundary was not there")
         return EXIT_NOT_CONFINED
     _headline(f"All claims held. {seconds:.0f} seconds; nothing is left running.")
-    note("Next: exeat init, then exeat run -- your-agent")
+    # In a clone the command lies in .venv/bin, which no shell knows.
+    command = "exeat" if shutil.which("exeat") else str(Path(sys.executable).with_name("exeat"))
+    note(f"Next: {command} init, then {command} run -- your-agent")
     return 0
 
 
@@ -256,7 +258,7 @@ def _show_log(settings: Settings, key: str, checks: Checks) -> None:
 
 def _verify(folder: Path) -> subprocess.CompletedProcess[str]:
     result = subprocess.run(
-        [sys.executable, "-I", "-m", "audit", "verify", str(folder)],
+        [sys.executable, "-I", "-m", "audit", "verify", str(folder), "--key", str(folder / "checkpoint.pub")],
         capture_output=True,
         text=True,
         check=False,

@@ -138,6 +138,21 @@ def test_each_client_is_told_what_it_lacks(tmp_path: Path) -> None:
     assert list(doctor.clients({}, CA, lambda _: None)) == []
 
 
+def test_captured_clients_need_the_ca_and_no_proxy(tmp_path: Path) -> None:
+    """Where connections reach the gateway by themselves, only a missing CA is a client's problem."""
+    good = tmp_path / "good.pem"
+    good.write_text(CA)
+
+    def told(environment: dict[str, str]) -> dict[str, str]:
+        found = doctor.clients(environment, CA, lambda wanted: "/x" if wanted in ("curl", "node") else None, True)
+        return {finding.what: finding.why for finding in found}
+
+    bare = told({})
+    assert bare == {"client curl": "CURL_CA_BUNDLE is missing", "client node": "NODE_EXTRA_CA_CERTS is missing"}
+    whole = told({"CURL_CA_BUNDLE": str(good), "NODE_EXTRA_CA_CERTS": str(good)})
+    assert set(whole.values()) == {"its variables are set"}
+
+
 def test_the_script_asks_the_same() -> None:
     """doctor.sh tries the same addresses and names the same variables for the same clients."""
     for _, _, address, _ in STREAMS:
