@@ -62,6 +62,9 @@ def policy(plain: Origin, keyed: Origin, two: Origin) -> str:
             operations: [git.push]
             with: {{repository: "o/*", {PUSH}}}
             protocol: h2
+      reader:
+        allow:
+          - {{name: fetch, service: plain, operations: [git.fetch], with: {{repository: o/r}}}}
     """
 
 
@@ -73,6 +76,7 @@ class Place:
     folders: dict[str, Path]
     lfs: dict[str, LfsServer]
     box: Box
+    reader: Box
     gateway: TestGateway
 
     def origin(self, which: str) -> Origin:
@@ -138,6 +142,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
                 folders,
                 {"plain": lfs, "keyed": keyed_lfs},
                 gateway.sandbox(),
+                gateway.sandbox("reader"),
                 gateway,
             )
 
@@ -210,6 +215,45 @@ def test_a_clone_of_another_repository_is_refused_at_discovery(place: Place, tmp
     assert len(place.origin("keyed").received) == before
 
 
+READS = {
+    "ls-remote": ("ls-remote", "{url}"),
+    "clone": ("clone", "-q", "{url}", "{folder}/clone"),
+    "fetch": ("-C", "{folder}/clone", "fetch", "-q", "origin"),
+    "shallow": ("clone", "-q", "--depth", "1", "{url}", "{folder}/shallow"),
+    "partial": ("clone", "-q", "--filter=blob:none", "{url}", "{folder}/partial"),
+}
+BEYOND = {
+    "a push": ("-C", "{folder}/clone", "push", "{url}", "HEAD:refs/heads/x"),
+    "another repository": ("clone", "-q", "{other}", "{folder}/other"),
+    "a list of another's refs": ("ls-remote", "{other}"),
+}
+
+
+@pytest.mark.parametrize("version", ["0", "2"])
+def test_who_may_fetch_one_repository_does_only_that(place: Place, tmp_path: Path, version: str) -> None:
+    """T26, C115: both requests of a fetch pass in either protocol; a push and another repository are 403 at the first
+    request, where nothing has reached the forge, and git's message names the proxy."""
+    origin = place.origin("plain")
+    names = {"url": origin.url("/o/r.git"), "other": origin.url("/other/r.git"), "folder": str(tmp_path)}
+
+    def git(words: tuple[str, ...]) -> Completed:
+        filled = [word.format(**names) for word in words]
+        return place.reader.command("git", "-c", f"protocol.version={version}", *IDENTITY, *filled)
+
+    for name, words in READS.items():
+        done = git(words)
+        assert done.code == 0, (name, done)
+    for folder in ("clone", "shallow", "partial"):
+        assert (tmp_path / folder / "README.md").read_text() == "hello\n"
+    for name, words in BEYOND.items():
+        before, seen = len(origin.received), len(place.gateway.records())
+        done = git(words)
+        assert done.code != 0, (name, done)
+        assert "Exeat" in done.err, (name, done)
+        assert len(origin.received) == before, name
+        assert [one["event"] for one in place.gateway.records()[seen:]] == ["request.refused"], name
+
+
 # --- pushes that are permitted ---
 
 
@@ -231,8 +275,8 @@ def test_a_push_to_the_agents_branch(place: Place, which: str, work: Path, tmp_p
     assert {"repository=o/r", f"ref={branch}", f"ref=refs/tags/v-{which}", "change=create", "change=update"} in stated
 
 
-def test_a_large_push_streams(place: Place, which: str, work: Path) -> None:
-    """Expect a pack of 20 MB, which git sends in chunks, to arrive whole behind the judged commands."""
+def test_a_large_push_streams(place: Place, which: str, work: Path, tmp_path: Path) -> None:
+    """C082: a pack of 20 MB, which git sends in chunks, arrives whole behind the judged commands, and comes back."""
     (work / "noise.bin").write_bytes(os.urandom(20_000_000))
     assert place.git(work, "add", ".").code == 0
     assert place.git(work, "commit", "-q", "-m", "noise").code == 0
@@ -242,6 +286,10 @@ def test_a_large_push_streams(place: Place, which: str, work: Path) -> None:
     sent = max((one for one in place.origin(which).received if one.method == "POST"), key=lambda one: one.body_bytes)
     assert sent.body_bytes > 19_000_000
     assert sent.header("transfer-encoding") == "chunked"
+    back = place.clone(which, tmp_path / "back", "--progress", "--branch", f"agent/large-{which}")
+    assert back.code == 0, back
+    assert "remote: Counting objects" in back.err
+    assert (tmp_path / "back/noise.bin").read_bytes() == (work / "noise.bin").read_bytes()
 
 
 def test_a_large_push_to_another_branch_is_refused(place: Place, which: str, work: Path) -> None:
@@ -255,7 +303,7 @@ def test_a_large_push_to_another_branch_is_refused(place: Place, which: str, wor
 
 
 def test_a_push_with_the_placeholder_as_password(place: Place, tmp_path: Path) -> None:
-    """Expect Basic with the placeholder to reach the forge with the key, and a key of the client to be refused."""
+    """C093: Basic with the placeholder reaches the forge with the key, and a key of the client is refused."""
     folder = tmp_path / "work"
     assert place.clone("keyed", folder).code == 0
     assert place.git(folder, "commit", "-q", "--allow-empty", "-m", "mine").code == 0
@@ -311,6 +359,41 @@ def test_clone_and_fetch(place: Place, which: str, tmp_path: Path, options: tupl
     assert (folder / "README.md").read_text() == "hello\n"
     fetched = place.git(folder, "fetch", "-q", "origin")
     assert fetched.code == 0, fetched
+
+
+def test_a_long_compressed_question_arrives_as_git_made_it(place: Place, which: str, tmp_path: Path) -> None:
+    """C058: over a kilobyte of wants git compresses its body; also where a key is put in, the forge can read it."""
+    bare = place.folders[which] / "o" / "many.git"
+    subprocess.run(["git", "init", "-q", "--bare", "-b", "main", str(bare)], check=True)
+    people = "committer Test <test@example.test> 1700000000 +0000\n"
+    branches = "".join(f"commit refs/heads/b{n}\n{people}data 2\n{n:02}\n" for n in range(60))
+    stream = f"{branches}reset refs/heads/main\nfrom refs/heads/b0\n"
+    config = ["-c", "safe.directory=*", "-C", str(bare)]
+    subprocess.run(["git", *config, "fast-import", "--quiet"], input=stream.encode(), check=True)
+    before = len(place.origin(which).received)
+    url = place.origin(which).url("/o/many.git")
+    done = place.box.command("git", "clone", "-q", "--bare", url, str(tmp_path / "many.git"))
+    assert done.code == 0, done
+    asked = [one for one in place.origin(which).received[before:] if one.header("content-encoding") == "gzip"]
+    assert asked
+    assert sum(len(one.body) for one in asked) > 1000
+    listed = place.box.command("git", "-C", str(tmp_path / "many.git"), "branch", "--list", "b*")
+    assert len(listed.out.split()) == 60
+
+
+def test_git_needs_the_proxys_url_and_no_setting_of_its_own(place: Place) -> None:
+    """C011: git asks without a token first; the 407 offers Basic, and git asks again with what the URL holds."""
+    bundle = str(place.gateway.client_files / "bundle.pem")
+    words = ["git", "ls-remote", place.origin("plain").url("/o/r.git")]
+    environment = {
+        "https_proxy": place.reader.proxy_url,
+        "GIT_SSL_CAINFO": bundle,
+        "PATH": os.environ["PATH"],
+        "HOME": str(place.gateway.home),
+    }
+    done = subprocess.run(words, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done
+    assert b"refs/heads/main" in done.stdout
 
 
 @pytest.mark.skipif(shutil.which("git-lfs") is None, reason="git-lfs is not installed")
