@@ -74,9 +74,10 @@ def check(params: Mapping[str, Any]) -> None:
     `selects`: a name of `types`}; a field without `with` is neutral: it concerns nothing that rules bind. A path leads
     from an argument into an input object (`input.branch.name`). `types`: name -> "id name owner:Actor issues:[Issue]";
     `[X]` is a connection of X. `neutral` only: a document of neutral fields (and introspection) and nothing else;
-    never: any other. `except`: top-level fields that never match.
+    never: any other. `except`: top-level fields that never match. `payload`: a name of `types`; all that a field selects
+    has to be named by it (or by the field's own type), since what a mutation answers with leads anywhere.
     """
-    if not params.keys() <= {"type", "introspection", "fields", "types", "neutral", "except"}:
+    if not params.keys() <= {"type", "introspection", "fields", "types", "neutral", "except", "payload"}:
         raise ValueError("unknown parameter of a GraphQL body")
     if params.get("type") not in TYPES:
         raise ValueError("a GraphQL body has a type: query, mutation or subscription")
@@ -90,6 +91,8 @@ def check(params: Mapping[str, Any]) -> None:
     types, fields = params.get("types", {}), params.get("fields", {})
     if not isinstance(types, Mapping) or not isinstance(fields, Mapping):
         raise ValueError("fields and types are mappings")
+    if "payload" in params and params["payload"] not in types:
+        raise ValueError("payload is a type that is listed")
     for listed in types.values():
         if not isinstance(listed, str):
             raise ValueError("a type is a list of its fields as text")
@@ -242,6 +245,8 @@ class _Judge:
         if set(names) & set(self.params.get("except", ())):
             raise _Refused
         real = [field for field in top if field.name.value not in ("__typename", "__schema", "__type")]
+        if not all(map(self.answers_for_itself, real)):
+            raise _Refused
         stated = self.stated(real)
         neutral = stated is not None and not any(self.binds(name) for name in names)
         if self.params.get("neutral") not in (None, "only" if neutral else "never"):
@@ -291,6 +296,14 @@ class _Judge:
             else:
                 found = {name: values | mine[name] for name, values in found.items() if name in mine}
         return found or {}
+
+    def answers_for_itself(self, field: ast.FieldNode) -> bool:
+        """True if `field` selects nothing beyond `payload`, where that is set: a write by name is no read of all."""
+        payload = self.params.get("payload")
+        if payload is None or self.selects(field, payload):
+            return True
+        own = self.params.get("fields", {}).get(field.name.value, {}).get("selects")
+        return own is not None and self.selects(field, own)
 
     def binds(self, name: str) -> bool:
         return bool(self.params.get("fields", {}).get(name, {}).get("with"))

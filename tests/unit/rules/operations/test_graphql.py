@@ -207,6 +207,37 @@ def test_introspection_needs_the_parameter() -> None:
     assert ask("{__typename viewer{login}}", closed) == {"field": ("__typename", "viewer")}
 
 
+@pytest.mark.parametrize(
+    "selected",
+    [
+        "{commentEdge{node{author{login}}}}",
+        "{...F}",
+        "{... on X{repository{id}}}",
+        "{commentEdge{node{id repository{id}}}}",
+        "{clientMutationId{x}}",
+        "{a:repository{id}}",
+    ],
+)
+def test_what_a_mutation_answers_with_is_held_to_its_payload(selected: str) -> None:
+    """A rule that names a write grants no read of everything that its answer leads to, whatever stands around it."""
+    payload = {
+        **MUTATION,
+        "payload": "Payload",
+        "types": {
+            **MUTATION["types"],
+            "Payload": "clientMutationId commentEdge:Edge",
+            "Edge": "node:Node",
+            "Node": "id",
+        },
+    }
+    fragment = " fragment F on X{repository{id}}"
+    assert ask(f"mutation{{addComment(input:{{}}){selected}}}{fragment}", payload) is None
+    commit = 'createCommitOnBranch(input:{branch:{repositoryNameWithOwner:"a/b",branchName:"c"}})'
+    assert ask(f"mutation{{{commit}{selected}}}{fragment}", payload) is None
+    assert ask("mutation{addComment(input:{}){commentEdge{node{id}}}}", payload) == {"field": ("addComment",)}
+    assert ask(f"mutation{{{commit}{{clientMutationId}}}}", payload) is not None
+
+
 def test_a_mutation_is_not_introspection() -> None:
     """`__schema` does not stand at the top of a mutation."""
     assert ask("mutation{__schema{types{name}}}", {"type": "mutation", "introspection": True}) is None
@@ -332,6 +363,7 @@ def test_a_mutation_is_bound_through_its_input_object() -> None:
         {"type": "query", "fields": {"a": {"with": {"x": "{a..b}"}}}},
         {"type": "query", "fields": {"a": {"without": ["a."]}}},
         {"type": "query", "fields": {"a": {"maybe": 1}}},
+        {"type": "mutation", "payload": "X"},
     ],
     ids=str,
 )
