@@ -35,7 +35,8 @@ from proxy.lanes.http1 import Http1Lane, Visit
 from proxy.lanes.mitm import MitmLane
 from proxy.lanes.tunnel import TunnelLane
 from proxy.limits import Connections, LimitTable, RefusalLeaves, RefusalPace, Slot
-from proxy.ports import Channel, Clock, Directory, DirectoryUnavailable, LiveKey, LiveSet
+from proxy.liveset import connection_key, tunnel_key
+from proxy.ports import Channel, Clock, Directory, DirectoryUnavailable, LiveSet
 from proxy.records import Seen
 from proxy.stubdns import StubNames
 from rules.facts import FactsRefused, TunnelFacts
@@ -617,35 +618,6 @@ def canonical_name(sni: str | None) -> str:
         return Host.parse(sni).text
     except InvalidName:
         return ""
-
-
-def connection_key(who: Identified) -> LiveKey:
-    """The live entry of a whole connection: it lives as long as its sandbox, each request is judged anew."""
-    sandbox = who.sandbox
-    return LiveKey(
-        tenant=sandbox.tenant,
-        sandbox=sandbox.id,
-        epoch=sandbox.epoch,
-        host="",
-        port=0,
-        rule="",
-        digest="",
-        kind="connection",
-    )
-
-
-def tunnel_key(admitted: Admitted) -> LiveKey:
-    """The live entry of an open CONNECT."""
-    return LiveKey(
-        tenant=admitted.sandbox.tenant,
-        sandbox=admitted.sandbox.id,
-        epoch=admitted.sandbox.epoch,
-        host=admitted.facts.host.text,
-        port=admitted.facts.port,
-        rule=admitted.permit.rule or "",
-        digest=admitted.policy_digest,
-        kind="tunnel",
-    )
 
 
 async def send_alert(stream: ByteStream, name: str) -> None:

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
+from proxy.gate import Admitted, Forward, Handoff
+from proxy.identity import Identified
 from proxy.ports import LiveKey, Registered, Snapshot
 from rules.names import SandboxId
 
@@ -100,3 +102,50 @@ def _stays(entry: _Entry, registered: Registered | None, snapshot: Snapshot) -> 
         return entry.still_allowed(snapshot)
     except Exception:
         return False
+
+
+# --- what an entry belongs to ---
+
+
+def connection_key(who: Identified) -> LiveKey:
+    """The live entry of a whole connection: it lives as long as its sandbox, each request is judged anew."""
+    sandbox = who.sandbox
+    return LiveKey(
+        tenant=sandbox.tenant,
+        sandbox=sandbox.id,
+        epoch=sandbox.epoch,
+        host="",
+        port=0,
+        rule="",
+        digest="",
+        kind="connection",
+    )
+
+
+def tunnel_key(admitted: Admitted) -> LiveKey:
+    """The live entry of an open CONNECT."""
+    return LiveKey(
+        tenant=admitted.sandbox.tenant,
+        sandbox=admitted.sandbox.id,
+        epoch=admitted.sandbox.epoch,
+        host=admitted.facts.host.text,
+        port=admitted.facts.port,
+        rule=admitted.permit.rule or "",
+        digest=admitted.policy_digest,
+        kind="tunnel",
+    )
+
+
+def live_key(passage: Forward | Handoff) -> LiveKey:
+    """What this exchange belongs to."""
+    return LiveKey(
+        tenant=passage.sandbox.tenant,
+        sandbox=passage.sandbox.id,
+        epoch=passage.sandbox.epoch,
+        host=passage.permit.destination.host.text,
+        port=passage.permit.destination.port,
+        rule=passage.permit.rule,
+        digest=passage.policy_digest,
+        kind="exchange",
+        credential=passage.permit.credential or "",
+    )

@@ -21,7 +21,8 @@ from proxy.answers import refuse_with
 from proxy.brokerlink import BrokerLink, BrokerUnavailable, HandoffBroken, HandoffExchange, HandoffRequest
 from proxy.gate import Gate, Handoff, Refuse, reply_to
 from proxy.lanes.judged import Judged, Resumed
-from proxy.ports import LiveHandle, LiveKey, LiveSet
+from proxy.liveset import live_key
+from proxy.ports import LiveHandle, LiveSet
 from proxy.records import Outcome
 from wire.handoff import (
     AnswerAbort,
@@ -86,7 +87,7 @@ class BrokerLane:
         run = _Run(connection)
         handle: LiveHandle | None = None
         try:
-            handle = self._live.add(_key(passage), run.cut, lambda new: self._gate.still_allowed(passage, new))
+            handle = self._live.add(live_key(passage), run.cut, lambda new: self._gate.still_allowed(passage, new))
             async with self._opening.place((passage.sandbox.tenant, passage.sandbox.id)):
                 async with asyncio.timeout(self._open_seconds):
                     exchange = await self._link.open(request_of(head, passage, judged), judged.data if judged else None)
@@ -350,18 +351,4 @@ def _aborted(passage: Handoff, reason: str) -> Refuse:
         reason=reason,
         native=passage.native,
         reply_to=reply_to(passage.native, passage.facts),
-    )
-
-
-def _key(passage: Handoff) -> LiveKey:
-    return LiveKey(
-        tenant=passage.sandbox.tenant,
-        sandbox=passage.sandbox.id,
-        epoch=passage.sandbox.epoch,
-        host=passage.permit.destination.host.text,
-        port=passage.permit.destination.port,
-        rule=passage.permit.rule,
-        digest=passage.policy_digest,
-        kind="exchange",
-        credential=passage.permit.credential or "",
     )

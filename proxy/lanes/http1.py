@@ -38,7 +38,8 @@ from proxy.lanes.handoff import BrokerLane
 from proxy.lanes.judged import Judged, Resumed
 from proxy.lanes.tools import Tools
 from proxy.limits import BodyShare, RefusalPace
-from proxy.ports import LiveHandle, LiveKey, LiveSet
+from proxy.liveset import live_key
+from proxy.ports import LiveHandle, LiveSet
 from proxy.records import Outcome, Seen
 from rules.explicit import Stated
 from rules.facts import FactsRefused, RequestFacts, TunnelFacts
@@ -480,21 +481,6 @@ def plain_host(head: RequestHead | None) -> str:
         return Host.parse(name).text
     except (IndexError, ValueError):
         return ""
-
-
-def live_key(passage: Forward | Handoff) -> LiveKey:
-    """What this exchange belongs to."""
-    return LiveKey(
-        tenant=passage.sandbox.tenant,
-        sandbox=passage.sandbox.id,
-        epoch=passage.sandbox.epoch,
-        host=passage.permit.destination.host.text,
-        port=passage.permit.destination.port,
-        rule=passage.permit.rule,
-        digest=passage.policy_digest,
-        kind="exchange",
-        credential=passage.permit.credential or "",
-    )
 
 
 def dial_target(passage: Forward) -> DialTarget:

@@ -14,7 +14,8 @@ from net.dial import Connected, Dialer, DialError, DialTarget
 from net.stream import ByteStream, StreamBroken
 from proxy.gate import Admitted, Gate, Refuse
 from proxy.limits import LimitTable
-from proxy.ports import LiveHandle, LiveKey, LiveSet
+from proxy.liveset import tunnel_key
+from proxy.ports import LiveHandle, LiveSet
 from proxy.records import Outcome, Seen
 from rules.names import Destination
 
@@ -59,7 +60,7 @@ class TunnelLane:
         connected: Connected | None = None
         try:
             handle = self._live.add(
-                _key(entered.admitted), on_cut, lambda new: self._gate.tunnel_still_allowed(entered.admitted, new)
+                tunnel_key(entered.admitted), on_cut, lambda new: self._gate.tunnel_still_allowed(entered.admitted, new)
             )
             connected = await self._dialer.dial(target_of(entered.admitted))
             outcome = Outcome(error="internal-error", address=connected.address)
@@ -161,17 +162,4 @@ def target_of(admitted: Admitted) -> DialTarget:
         want_tls=False,
         addresses_allowed=route.addresses if route else (),
         static=route.static if route else (),
-    )
-
-
-def _key(admitted: Admitted) -> LiveKey:
-    return LiveKey(
-        tenant=admitted.sandbox.tenant,
-        sandbox=admitted.sandbox.id,
-        epoch=admitted.sandbox.epoch,
-        host=admitted.facts.host.text,
-        port=admitted.facts.port,
-        rule=admitted.permit.rule or "",
-        digest=admitted.policy_digest,
-        kind="tunnel",
     )
