@@ -34,32 +34,30 @@ def _shape(regex: str) -> Callable[[str], str | None]:
     return lambda text: text if compiled.match(text) else None
 
 
-def _with_ending(regex: str, *endings: str) -> Callable[[str], str | None]:
-    """A name with one of `endings` behind it: the name."""
-    compiled = re.compile(rf"({regex})(?:{'|'.join(map(re.escape, endings))})\Z")
+def _part(regex: str) -> Callable[[str], str | None]:
+    """What the one group of `regex` takes: the name in a file name, say."""
+    compiled = re.compile(rf"(?:{regex})\Z")
 
     def shape(text: str) -> str | None:
         match = compiled.match(text)
         return match[1] if match else None
 
     return shape
+
+
+def _with_ending(regex: str, *endings: str) -> Callable[[str], str | None]:
+    """A name with one of `endings` behind it: the name."""
+    return _part(rf"({regex})(?:{'|'.join(map(re.escape, endings))})")
 
 
 def _versioned(name: str, ending: str) -> Callable[[str], str | None]:
     """`name-version` with an ending, where no name holds a hyphen: the name."""
-    compiled = re.compile(rf"({name})-[0-9][0-9A-Za-z.+-]{{0,63}}{ending}\Z")
-
-    def shape(text: str) -> str | None:
-        match = compiled.match(text)
-        return match[1] if match else None
-
-    return shape
+    return _part(rf"({name})-[0-9][0-9A-Za-z.+-]{{0,63}}{ending}")
 
 
-def _composer_file(text: str) -> str | None:
-    """The name in `{name}.json` or `{name}~dev.json`."""
-    match = re.match(r"([a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?)(?:~dev)?\.json\Z", text)
-    return match[1] if match else None
+def _npm_release(name: str) -> Callable[[str], str | None]:
+    """`name@release`, as attestations are asked for: the name."""
+    return _part(rf"({name})@{_NPM_RELEASE}")
 
 
 def _git_repository(text: str) -> str | None:
@@ -68,17 +66,6 @@ def _git_repository(text: str) -> str | None:
     if not re.match(r"[A-Za-z0-9._-]{1,100}\Z", name) or lower_ascii(name).endswith(".git") or set(name) == {"."}:
         return None
     return name
-
-
-def _npm_release(name: str) -> Callable[[str], str | None]:
-    """`name@release`, as attestations are asked for: the name."""
-    compiled = re.compile(rf"({name})@{_NPM_RELEASE}\Z")
-
-    def shape(text: str) -> str | None:
-        match = compiled.match(text)
-        return match[1] if match else None
-
-    return shape
 
 
 def _python_project(text: str) -> str | None:
@@ -138,18 +125,6 @@ def _deb_file(text: str) -> str | None:
     if match is None or not re.search(r"\.(?:u?deb|ddeb|dsc|tar\.(?:gz|xz|bz2|lzma|zst)(?:\.asc)?|diff\.gz)\Z", text):
         return None
     return match[1]
-
-
-def _apk_file(text: str) -> str | None:
-    """The package that `{name}-{version}-r{revision}.apk` holds."""
-    match = re.match(r"([A-Za-z0-9][A-Za-z0-9._+-]{0,127})-[0-9][A-Za-z0-9._]*-r[0-9]{1,6}\.apk\Z", text)
-    return match[1] if match else None
-
-
-def _conda_file(text: str) -> str | None:
-    """The package that `{name}-{version}-{build}.conda` (or `.tar.bz2`) holds; neither of the last two has a hyphen."""
-    match = re.match(r"([a-z0-9_][a-z0-9._-]{0,127})-[^-/\s]{1,128}-[^-/\s]{1,128}\.(?:conda|tar\.bz2)\Z", text)
-    return match[1] if match else None
 
 
 def _nuget_id(text: str) -> str | None:
@@ -217,7 +192,7 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "model": _shape(_MODEL),
     "git-owner": _shape(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,98})"),
     "git-repository": _git_repository,
-    "git-compare": _shape(r"[^:/]{1,255}"),
+    "git-compare": _shape(r"[A-Za-z0-9_][A-Za-z0-9._+@-]{0,254}"),
     "npm-package": _shape(rf"{_NPM_NAME}|@{_NPM_NAME}/{_NPM_NAME}"),
     "npm-package-release": _npm_release(rf"{_NPM_NAME}|@{_NPM_NAME}/{_NPM_NAME}"),
     "npm-scope": _shape(rf"@{_NPM_NAME}"),
@@ -244,7 +219,7 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     ),
     "graph-id": _shape(r"[A-Za-z0-9_-][A-Za-z0-9!._=-]{0,254}"),
     "mail-part": _shape(r"[A-Za-z0-9_=-]{1,255}"),
-    "composer-file": _composer_file,
+    "composer-file": _part(r"([a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?)(?:~dev)?\.json"),  # {name}.json, {name}~dev.json
     "composer-name": _shape(r"[a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?"),
     "gradle-distribution": _shape(r"gradle-[0-9][0-9A-Za-z.-]{0,40}-(?:bin|all|src)\.zip(?:\.sha256)?"),
     "hex-file": _versioned(r"[a-z][a-z0-9_]{0,63}", r"\.tar"),
@@ -257,8 +232,10 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "telegram-bot": _shape(r"bot[0-9]{1,20}:[A-Za-z0-9_-]{1,128}"),
     "uuid": _uuid,
     "go-archive": _shape(r"go[0-9][a-z0-9.-]{1,60}\.(?:tar\.gz|zip|msi|pkg)(?:\.sha256|\.asc)?"),
-    "apk-file": _apk_file,
-    "conda-file": _conda_file,
+    # {name}-{version}-r{revision}.apk
+    "apk-file": _part(r"([A-Za-z0-9][A-Za-z0-9._+-]{0,127})-[0-9][A-Za-z0-9._]*-r[0-9]{1,6}\.apk"),
+    # {name}-{version}-{build}.conda or .tar.bz2; neither of the last two has a hyphen
+    "conda-file": _part(r"([a-z0-9_][a-z0-9._-]{0,127})-[^-/\s]{1,128}-[^-/\s]{1,128}\.(?:conda|tar\.bz2)"),
     "conda-index": _shape(
         r"(?:current_)?repodata(?:_from_packages)?\.json(?:\.zst|\.bz2|\.jlap)?|repodata\.jlap|repodata_shards\.msgpack\.zst|"
         r"run_exports\.json(?:\.zst)?|patch_instructions\.json|channeldata\.json"
