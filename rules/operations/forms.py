@@ -22,6 +22,8 @@ MAX_NAME = 200
 MAX_TEXT = 512
 """Characters of one bound value."""
 
+OVERRIDES = frozenset({"_method", "x_http_method_override", "x_http_method", "x_method_override"})
+"""Names by which frameworks take another method than the one that was sent."""
 AUTHORITY = frozenset(
     "token access_token refresh_token id_token auth_token api_key apikey key secret client_secret client_id password "
     "authorization signature sig".split()
@@ -39,7 +41,7 @@ class InvalidForm(ValueError):
 def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Mapping[str, Value] | None:
     """Return what `arguments` binds, or None. See `check` for `params`."""
     fields = read(body, facts)
-    if fields is None or carries_authority(fields):
+    if fields is None or carries_authority(fields) or not refused(params).isdisjoint(map(folded, fields)):
         return None
     allowed = params.get("fields")
     if allowed is not None and not all(fits(name, allowed) for name in fields):
@@ -59,9 +61,9 @@ def check(params: Mapping[str, Any]) -> None:
     """Raise ValueError with a fixed sentence unless `params` are well formed. Called when policy is loaded.
 
     `arguments`: argument -> field. `required`: fields that must be there. `fields`: all that may be there (`a` also
-    stands for `a[...]`); without it any but those of AUTHORITY.
+    stands for `a[...]`); without it any but those of AUTHORITY, of OVERRIDES and of `refuse`.
     """
-    if not params.keys() <= {"arguments", "required", "fields"}:
+    if not params.keys() <= {"arguments", "required", "fields", "refuse"}:
         raise ValueError("unknown parameter of a form")
     named = params.get("arguments", {})
     if not isinstance(named, Mapping) or not all(
@@ -69,12 +71,12 @@ def check(params: Mapping[str, Any]) -> None:
         for argument, name in named.items()
     ):
         raise ValueError("arguments map a name to a field")
-    for key in ("required", "fields"):
+    for key in ("required", "fields", "refuse"):
         listed = params.get(key, ())
         if not isinstance(listed, list | tuple) or not all(
             isinstance(name, str) and _NAME.fullmatch(name) for name in listed
         ):
-            raise ValueError("required and fields list names of fields")
+            raise ValueError("required, fields and refuse list names of fields")
 
 
 def arguments(params: Mapping[str, Any]) -> frozenset[str]:
@@ -135,6 +137,11 @@ def parse(body: bytes) -> dict[str, str]:
 def carries_authority(fields: Mapping[str, str]) -> bool:
     """True if a field's name says that it holds a key or token."""
     return any(folded(name) in AUTHORITY for name in fields)
+
+
+def refused(params: Mapping[str, Any]) -> frozenset[str]:
+    """Names, folded, that must not stand in a form under `params`."""
+    return OVERRIDES | {folded(name) for name in params.get("refuse", ())}
 
 
 def is_name(name: str) -> bool:

@@ -74,8 +74,8 @@ def check(params: Mapping[str, Any]) -> None:
     `selects`: a name of `types`}; a field without `with` is neutral: it concerns nothing that rules bind. A path leads
     from an argument into an input object (`input.branch.name`). `types`: name -> "id name owner:Actor issues:[Issue]";
     `[X]` is a connection of X. `neutral` only: a document of neutral fields (and introspection) and nothing else;
-    never: any other. `except`: top-level fields that never match. `payload`: a name of `types`; all that a field selects
-    has to be named by it (or by the field's own type), since what a mutation answers with leads anywhere.
+    never: any other. `except`: top-level fields that never match. `payload`: a name of `types` that names all
+    that a field may select beside its own type's, since what a mutation answers with leads anywhere.
     """
     if not params.keys() <= {"type", "introspection", "fields", "types", "neutral", "except", "payload"}:
         raise ValueError("unknown parameter of a GraphQL body")

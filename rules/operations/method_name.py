@@ -66,7 +66,7 @@ def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Map
     parts = {forms.folded(name) for name in given if "[" in name}
     if len(set(plain)) != len(plain) or parts & set(plain) or forms.carries_authority(given):
         return None
-    if {forms.folded(name) for name in params.get("refuse", ())} & {*plain, *parts}:
+    if forms.refused(params) & {*plain, *parts}:
         return None
     allowed = params.get("fields")
     if allowed is not None and not all(forms.fits(name, allowed) for name in given):
@@ -99,12 +99,7 @@ def check_call(params: Mapping[str, Any]) -> None:
     """
     if not params.keys() <= {"arguments", "fields", "refuse"}:
         raise ValueError("unknown parameter of a call")
-    refused = params.get("refuse", ())
-    if not isinstance(refused, list | tuple) or not all(
-        isinstance(name, str) and forms.is_name(name) for name in refused
-    ):
-        raise ValueError("refuse lists names of fields")
-    forms.check({name: value for name, value in params.items() if name != "refuse"})
+    forms.check(params)
     jsonrpc.check_paths(params.get("arguments", {}), {"method"})
 
 
