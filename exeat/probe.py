@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -34,6 +35,7 @@ from exeat.confine import drop_capabilities, forbid_new_privileges, install_filt
 
 _PR_SET_DUMPABLE: Final = 4
 _CAP_NET_ADMIN: Final = 12
+_SIOCGIFFLAGS, _IFF_UP, _IFF_LOOPBACK = 0x8913, 0x1, 0x8
 _TOOL_SECONDS: Final = 5.0
 
 # What became of a try. The names are exeat/proving.py's to judge.
@@ -96,6 +98,7 @@ def main() -> int:
     found: dict[str, Any] = {
         "namespace": [here.st_dev, here.st_ino],
         "interfaces": _interfaces(plan),
+        "up": up_interfaces(),
         "rules": _rules(plan) == expected if plan["tools"] else True,
         "tries": {},
     }
@@ -141,6 +144,21 @@ def _interfaces(plan: dict[str, Any]) -> list[list[str]]:
         for link in links
         if link
     )
+
+
+def up_interfaces() -> list[str]:
+    """Names of the interfaces here that are up and are not loopback (netdevice(7)), sorted.
+
+    Down, there are more in some: tunnels that the kernel puts into every namespace.
+    """
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            asked = struct.pack("=16sH22x", name.encode(), 0)
+            (flags,) = struct.unpack_from("=H", fcntl.ioctl(sock, _SIOCGIFFLAGS, asked), 16)
+            if flags & _IFF_UP and not flags & _IFF_LOOPBACK:
+                found.append(name)
+    return sorted(found)
 
 
 def _run(argv: list[str], text: str = "") -> str:

@@ -6,7 +6,8 @@
                    answered from the stub's range; every other datagram and ping is turned down by our own kernel
     not captured   everything is turned down by our own kernel: there is nothing but loopback
     on an interface that the host captures (docs/capture.md): a connection ends at us; a lookup is answered from the
-                   stub's range; whatever else was sent, nobody answers it: the caller has compared the host's rules
+                   stub's range; whatever else was sent, nobody answers it: the caller has compared the host's rules;
+                   a second interface that is up is not tried, and nothing is proven
     always         the namespace is not this one; it holds the interfaces and rules that we made, and no others; nothing
                    listens for us there: listeners of this machine's loopback and a socket with an abstract name, open
                    while the probe runs, hear nothing
@@ -131,6 +132,8 @@ def judge(found: Mapping[str, Any], namespaces: Namespaces, nonce: bytes, heard:
     if found["rules"] is not True:
         passed.append("rules")
     unclear: list[str] = []
+    if namespaces.hosted and len(found["up"]) > 1:
+        unclear.append("interfaces")  # what lies behind another one is in no route that is tried
     tries: Mapping[str, tuple[str, str]] = found["tries"]
     for name in sorted(_wanted(namespaces.answering) - tries.keys()):
         unclear.append(name)

@@ -105,6 +105,26 @@ while True:
 """
 
 
+def test_a_second_interface_is_not_proven_whatever_lies_behind_it(place: Place) -> None:
+    """A network beside the captured one, to which no tried address leads: nothing is armed, until it is gone."""
+    name = place.machine.name
+    ip("link", "add", "beside0", "type", "veth", "peer", "name", "beside1", "netns", name)
+    ip("link", "set", "beside0", "up")
+    ip("-n", name, "addr", "add", "10.77.0.9/24", "dev", "beside1")
+    ip("-n", name, "link", "set", "beside1", "up")
+    done = place.create()
+    assert done.code == 0, done
+    assert "interfaces" in done.err
+    answer = done.json()
+    assert not answer.get("armed")
+    box = str(answer["id"])
+    assert place.prove(box).code == 1
+    assert place.gateway.records(event="boundary.proven") == []
+    ip("link", "del", "beside0")
+    assert place.prove(box).code == 0
+    assert place.gateway.admin.sandbox(box)["armed"] is True
+
+
 def test_a_proven_one_is_armed_and_disarmed_when_the_rules_go(place: Place) -> None:
     """Created with its namespace it is armed; said again it stays so; without the kernel's rules it is broken."""
     done = place.create()
