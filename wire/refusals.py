@@ -48,7 +48,7 @@ class Rendered:
 
 
 def render(refusal: Refusal, shape: str = "problem") -> Rendered:
-    """Return the answer for `refusal` in `shape`, a key of _SHAPES.
+    """Return the answer for `refusal` in `shape`: one of rules.service.NATIVES, `git-push` or `lfs`.
 
     An unknown shape is rendered as problem. Never raises.
     """

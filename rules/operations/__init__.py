@@ -139,7 +139,6 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
     "aws_action": aws.check,
     "call": method_name.check_call,
     "form": forms.check,
-    "crates_index": crates_index.check,
     "git_push": git.check_push,
     "git_repository": git.check_repository,
     "go_module": go_module.check,

@@ -25,12 +25,6 @@ def head(params: Mapping[str, Any], facts: RequestFacts) -> Mapping[str, str] | 
     return {"crate": name.replace("_", "-")}
 
 
-def check(params: Mapping[str, Any]) -> None:
-    """Raise ValueError with a fixed sentence unless `params` are well formed."""
-    if params:
-        raise ValueError("crates_index has no parameters")
-
-
 def _directories(name: str) -> tuple[str, ...]:
     match len(name):
         case 1 | 2:

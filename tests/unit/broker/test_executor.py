@@ -461,15 +461,16 @@ async def test_the_vault_is_asked_about_few_calls_of_one_sandbox_at_a_time(bench
     assert "too-many-requests" not in [item.reason for got in answers for item in got if isinstance(item, Refusal)]
 
 
+async def one_byte_and_no_end(origin: Origin, stream: MemoryStream) -> None:
+    """An answer that has begun and stays open."""
+    await origin.until(stream, b"\r\n\r\n")
+    stream.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n!\r\n")
+    await origin.until(stream, b"never")
+
+
 async def test_a_worker_that_leaves_cancels_the_call(bench: Bench) -> None:
     """The upstream is not kept waiting for a client that is gone, and the outcome is recorded."""
-
-    async def script(origin: Origin, stream: MemoryStream) -> None:
-        await origin.until(stream, b"\r\n\r\n")
-        stream.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n!\r\n")
-        await origin.until(stream, b"never")
-
-    bench.origin.script = script
+    bench.origin.script = one_byte_and_no_end
     exchange = await bench.link.open(bench.request())
     while not isinstance(await exchange.receive(), AnswerData):
         pass
@@ -493,13 +494,7 @@ async def test_a_worker_that_leaves_cancels_the_call(bench: Bench) -> None:
 )
 async def test_a_cut_closes_running_calls_before_it_returns(bench: Bench, message: Cut, reason: str) -> None:
     """After a cut no matching call carries another byte; its answer is aborted, its outcome written."""
-
-    async def script(origin: Origin, stream: MemoryStream) -> None:
-        await origin.until(stream, b"\r\n\r\n")
-        stream.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n!\r\n")
-        await origin.until(stream, b"never")
-
-    bench.origin.script = script
+    bench.origin.script = one_byte_and_no_end
     exchange = await bench.link.open(bench.request())
     while not isinstance(await exchange.receive(), AnswerData):
         pass

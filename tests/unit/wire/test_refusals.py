@@ -8,12 +8,11 @@ from xml.etree import ElementTree
 import pytest
 
 from rules.reasons import REASONS
+from rules.service import NATIVES
 from wire.refusals import Refusal, render, shape_for
 
-SHAPES = (
-    *("problem", "forge", "pypi", "git", "npm", "openai", "anthropic", "jsonrpc", "graphql", "s3", "aws-query"),
-    *("aws-json", "apt", "registry"),
-)
+SHAPES = sorted({*NATIVES, "lfs"} - {"bundler"})
+"""Every shape whose status is the reason's own."""
 
 
 @pytest.mark.parametrize("code", sorted(REASONS))
