@@ -55,6 +55,7 @@ MISTAKES = [
     "version: 1\nroles: {dev: {allow: [{name: r, host: h.test, methods: [], paths: [/a]}]}}",
     "version: 1\nroles: {dev: {allow: [{name: r, host: h.test, methods: [GET], paths: []}]}}",
     "version: 1\nroles: {dev: {allow: [{service: npm, operations: []}]}}",
+    "version: 1\nroles: {dev: {allow: [{service: npm, operations: [read], shared: false}]}}",
     "version: 1\nroles: {dev: {allow: [{host: h.test, tunnel: true}]}}",
     "version: 1\neveryone: {allow: []}",
     "version: 1\ndestinations: {h.test: {}}",
@@ -99,3 +100,11 @@ def test_every_documented_block_loads(text: str) -> None:
     names = re.findall(r"credential: ([A-Za-z0-9._-]+)", text)
     if not names:
         parse_sources(Sources(policy={"block": text}, ca_files=lambda path: PEM))
+
+
+def test_a_shared_account_is_said_on_rules_of_services_alone() -> None:
+    """`shared: true` is taken there, and refused on a hand-written rule."""
+    rule = {"service": "bigquery", "operations": ["query.result"], "shared": True}
+    hand = {"name": "r", "host": "h.test", "methods": ["GET"], "paths": ["/a"], "shared": True}
+    assert not POLICY.is_valid({"version": 1, "roles": {"dev": {"allow": [hand]}}})
+    assert POLICY.is_valid({"version": 1, "roles": {"dev": {"allow": [rule]}}})
