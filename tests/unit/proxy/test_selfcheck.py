@@ -298,6 +298,17 @@ async def test_a_room_that_hangs_proves_nothing(monkeypatch: pytest.MonkeyPatch)
         await self_check(broken(hangs), CLOCK, None)
 
 
+async def test_a_control_that_came_too_late_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was held up refuses what is permitted by its own deadlines; what passes is a hole all the same."""
+    with pytest.raises(Failed, match="the permitted request"):
+        await self_check(broken(refuses_all), CLOCK, None)
+    monkeypatch.setattr(selfcheck, "LATE_SECONDS", 0.0)
+    with pytest.raises(Unfinished, match="the permitted request"):
+        await self_check(broken(refuses_all), CLOCK, None)
+    with pytest.raises(Failed, match="a denied path"):
+        await self_check(broken(denies_nothing), CLOCK, None)
+
+
 async def test_a_sound_room_passes_with_the_policy_in_force() -> None:
     """Nothing left but the control; roles whose rules mean even a host that cannot exist are left out."""
     rules = policy(rule("dev/read", op("dev/read", "api.test")))
