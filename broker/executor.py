@@ -58,6 +58,7 @@ from rules.decide import decide_request
 from rules.decision import Denied, Held, NeedsBody, Permit
 from rules.facts import BodyAttested, FactsRefused, RequestFacts, Sandbox
 from rules.matching import Matched, attestation, match_operation
+from rules.names import Owner
 from rules.placeholders import public_prefix
 from rules.policy import CredentialDef, DestinationDef, Policy
 from rules.service import head_arguments
@@ -645,7 +646,7 @@ class Executor:
         except Busy:
             raise _Refused(Refusal(reason="too-many-requests"), record) from None
 
-    async def _patterns(self, owner: tuple[str, str], guarded: list[Guarded]) -> Patterns:
+    async def _patterns(self, owner: Owner, guarded: list[Guarded]) -> Patterns:
         """The scrub set: that of another call in flight with the same material, or compiled. Raises ScrubError."""
         key = frozenset(guarded)
         patterns = _COMPILED.get(key)

@@ -23,6 +23,7 @@ from net.process import complain
 from net.stream import StreamBroken
 from rules.compile import DocumentFault, compile_policy
 from rules.facts import BodyAttested, Sandbox
+from rules.names import Owner
 from rules.policy import Policy
 from wire.control import (
     SILENCE_SECONDS,
@@ -66,7 +67,7 @@ class ExecutorSnapshot:
 
     generation: int
     policy: Policy
-    sandboxes: Mapping[tuple[str, str], Sandbox]
+    sandboxes: Mapping[Owner, Sandbox]
     """By (tenant, sandbox id)."""
     addresses: AddressTable
 

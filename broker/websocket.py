@@ -23,6 +23,7 @@ from net.stream import READ_SIZE, ByteStream, StreamBroken
 from net.websocket import MessageRefused, WebSocketLimits, WebSocketResult, relay
 from rules.authority import LONGEST_SPELLING, holds_placeholder
 from rules.decision import Restrictions
+from rules.names import Owner
 from wire.handoff import AnswerData, AnswerEnd
 from wire.heads import HeadRefused
 from wire.websocket import Frame, MessageReader, close_frame
@@ -55,9 +56,9 @@ class Waiting:
     def __init__(self, total: int = HELD_BYTES, one: int = HELD_BYTES_OF_ONE) -> None:
         self._bounds = (total, one)
         self._total = 0
-        self._by_owner: Counter[tuple[str, str]] = Counter()
+        self._by_owner: Counter[Owner] = Counter()
 
-    def change(self, owner: tuple[str, str], before: int, now: int) -> None:
+    def change(self, owner: Owner, before: int, now: int) -> None:
         """A conversation of `owner` holds `now` bytes instead of `before`. Raises MessageRefused past a bound."""
         self._total += now - before
         self._by_owner[owner] += now - before
@@ -81,7 +82,7 @@ class CredentialedSocket:
         random: Callable[[int], bytes],
         on_echo: Callable[[int], None],
         waiting: Waiting,
-        owner: tuple[str, str],
+        owner: Owner,
         rest: Callable[[], Awaitable[None]],
     ) -> None:
         """`waiting` is the executor's own, `owner` (tenant, sandbox) the key in it.
@@ -141,7 +142,7 @@ class CredentialedSocket:
 class _Share:
     """One direction's part of what is held."""
 
-    def __init__(self, waiting: Waiting, owner: tuple[str, str]) -> None:
+    def __init__(self, waiting: Waiting, owner: Owner) -> None:
         self._waiting = waiting
         self._owner = owner
         self._size = 0

@@ -19,7 +19,7 @@ import httptools
 
 from net.stream import DEFAULT_LIMITS, Body, ByteStream, Headers, Limits, StreamBroken
 from net.turns import rest
-from wire.chunked import LAST_CHUNK, ChunkedDecoder
+from wire.chunked import LAST_CHUNK, ChunkedDecoder, encode_chunk
 from wire.heads import (
     CHUNKED,
     NO_BODY,
@@ -201,7 +201,7 @@ class ServerConnection:
             return
         match self._out:
             case Chunked():
-                self.stream.write(b"%b%x\r\n%b\r\n" % (self._queued, len(data), data))
+                self.stream.write(encode_chunk(data, behind=self._queued))
             case Length():
                 self._left -= len(data)
                 if self._left < 0:
@@ -425,7 +425,7 @@ class ClientConnection:
             return
         match self._out:
             case Chunked():
-                self.stream.write(b"%b%x\r\n%b\r\n" % (self._queued, len(data), data))
+                self.stream.write(encode_chunk(data, behind=self._queued))
             case Length() | NoBody() | UntilClose():
                 self._left -= len(data)
                 if self._left < 0:

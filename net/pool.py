@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from net.dial import Connected, Dialer, DialError, DialTarget
 from net.http1 import ClientConnection
 from net.stream import DEFAULT_LIMITS, Limits
+from rules.names import Owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class Pool:
         self._http_limits = http_limits
         self._idle: OrderedDict[Lease, None] = OrderedDict()  # all, oldest first
         self._by_key: dict[PoolKey, list[Lease]] = {}  # the same ones, most recent last
-        self._by_owner: Counter[tuple[str, str]] = Counter()
+        self._by_owner: Counter[Owner] = Counter()
         self._in_use: set[Lease] = set()
         self._dialling: dict[asyncio.Future[Connected], PoolKey] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -248,5 +249,5 @@ class Pool:
         self._schedule()
 
 
-def _owner(key: PoolKey) -> tuple[str, str]:
+def _owner(key: PoolKey) -> Owner:
     return (key.target.tenant, key.target.sandbox)

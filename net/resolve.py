@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from net.stream import NetError
-from rules.names import OWN_NAME, Host
+from rules.names import OWN_NAME, Host, Owner
 
 MAX_ANSWERS = 16
 LOOKUP_SECONDS = 3.0
@@ -119,7 +119,7 @@ class Lookups:
         self._keep_seconds = min(keep_seconds, CACHE_SECONDS)
         self._max_kept = max_kept
         self._kept: OrderedDict[tuple[str, str, Host], _Kept] = OrderedDict()
-        self._in_flight: dict[tuple[str, str], int] = {}
+        self._in_flight: dict[Owner, int] = {}
 
     async def addresses(self, tenant: str, sandbox: str, host: Host, port: int) -> tuple[str, ...]:
         """Unvetted answers for `host`, from the cache or the resolver. Raises ResolveFailed."""
@@ -160,7 +160,7 @@ class Lookups:
         for key in [key for key in self._kept if key[:2] == (tenant, sandbox)]:
             del self._kept[key]
 
-    def _ended(self, owner: tuple[str, str], task: asyncio.Future[tuple[str, ...]]) -> None:
+    def _ended(self, owner: Owner, task: asyncio.Future[tuple[str, ...]]) -> None:
         left = self._in_flight[owner] - 1
         if left:
             self._in_flight[owner] = left

@@ -40,7 +40,7 @@ from proxy.ports import Channel, Clock, Directory, DirectoryUnavailable, LiveSet
 from proxy.records import Seen
 from proxy.stubdns import StubNames
 from rules.facts import FactsRefused, TunnelFacts
-from rules.names import OWN_NAME, Host, InvalidName, parse_authority
+from rules.names import OWN_NAME, Host, InvalidName, Owner, parse_authority
 from wire.clienthello import ClientHello, ClientHelloReader, ClientHelloRefused
 from wire.heads import HeadRefused, RequestHead
 
@@ -59,7 +59,7 @@ _ALERT: Final = {"handshake_failure": 40, "unrecognized_name": 112, "no_applicat
 class LeafContexts(Protocol):
     """TLS contexts towards sandboxes; net.contexts.ServerContexts is one."""
 
-    async def get(self, host: Host, alpn: tuple[str, ...] = ..., *, owner: tuple[str, str] | None = ...) -> SSLContext:
+    async def get(self, host: Host, alpn: tuple[str, ...] = ..., *, owner: Owner | None = ...) -> SSLContext:
         """`owner` is the (tenant, sandbox) that it is for. Raises net.contexts.ContextUnavailable."""
         ...
 

@@ -34,7 +34,7 @@ from proxy.ports import Clock, Directory, DirectoryUnavailable, Snapshot
 from proxy.recent import RecentRefusals, RefusalNote
 from rules.explicit import MAX_INPUT, Offer, Stated, Unstated, offers, state
 from rules.facts import RequestFacts, Sandbox
-from rules.names import DEFAULT_PORTS, OWN_NAME
+from rules.names import DEFAULT_PORTS, OWN_NAME, Owner
 from rules.operations.media import media_type
 from rules.policy import Operation, Rule
 from rules.reasons import REASONS, reason
@@ -82,7 +82,7 @@ class HelpHost:
     ) -> None:
         """`claim` tells the vault what a sandbox says of itself."""
         self._claim = claim
-        self._claims: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._claims: OrderedDict[Owner, float] = OrderedDict()
         """Boot-clock time of each sandbox's last claim."""
         self._texts = texts
         self._directory = directory

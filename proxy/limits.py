@@ -23,6 +23,7 @@ from typing import Final
 from proxy.ports import Clock
 from rules.decision import Permit
 from rules.facts import RequestFacts, Sandbox
+from rules.names import Owner
 from rules.policy import HostPattern, Policy
 
 HOUR_SECONDS: Final = 3600.0
@@ -108,7 +109,7 @@ class Slot:
 
     listener: str
     peer: str
-    sandbox: tuple[str, str] | None = None
+    sandbox: Owner | None = None
 
 
 class Connections:
@@ -118,7 +119,7 @@ class Connections:
         self._table = table
         self._listeners: dict[str, int] = {}
         self._sources: dict[tuple[str, str], int] = {}
-        self._sandboxes: dict[tuple[str, str], int] = {}
+        self._sandboxes: dict[Owner, int] = {}
 
     def arrive(self, listener: str, peer: str) -> Slot | None:
         """Count an unidentified connection, or None where its listener or source has too many of them."""
@@ -165,13 +166,13 @@ class HeldBodies:
     def __init__(self, table: LimitTable) -> None:
         self._table = table
         self._total = 0
-        self._sandboxes: dict[tuple[str, str], int] = {}
+        self._sandboxes: dict[Owner, int] = {}
 
     def share(self, sandbox: Sandbox) -> BodyShare:
         """One request's part, empty at first. Whoever takes it closes it."""
         return BodyShare(self, (sandbox.tenant, sandbox.id))
 
-    def change(self, owner: tuple[str, str], count: int) -> bool:
+    def change(self, owner: Owner, count: int) -> bool:
         """Hold `count` bytes more (less where negative); False, and nothing changed, where a bound is reached."""
         total, mine = self._total + count, self._sandboxes.get(owner, 0) + count
         if count > 0 and (total > self._table.held_bodies or mine > self._table.sandbox_held_bodies):
@@ -187,7 +188,7 @@ class HeldBodies:
 class BodyShare:
     """See HeldBodies.share."""
 
-    def __init__(self, held: HeldBodies, owner: tuple[str, str]) -> None:
+    def __init__(self, held: HeldBodies, owner: Owner) -> None:
         self._held = held
         self._owner = owner
         self._size = 0
@@ -209,7 +210,7 @@ type OnFrozen = Callable[[tuple[str, str], str, str, int], None]
 """((tenant, sandbox), operation or "" for all, which budget, seconds)."""
 
 
-def _nobody(owner: tuple[str, str], operation: str, budget: str, seconds: int) -> None:
+def _nobody(owner: Owner, operation: str, budget: str, seconds: int) -> None:
     """Nobody is told."""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from proxy.gate import Admitted, Forward, Handoff
 from proxy.identity import Identified
 from proxy.ports import LiveKey, Registered, Snapshot
-from rules.names import SandboxId
+from rules.names import Owner, SandboxId
 
 
 class _Entry:
@@ -38,7 +38,7 @@ class Live:
     """See proxy.ports.LiveSet."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, str], dict[_Entry, None]] = {}
+        self._entries: dict[Owner, dict[_Entry, None]] = {}
         self._removed = asyncio.Event()
 
     def add(

@@ -41,7 +41,7 @@ from proxy.front import FrontDoor, LeafContexts
 from proxy.ports import Channel, Clock, ProxyError, Registered, Snapshot
 from rules.facts import Sandbox
 from rules.matching import parse_path
-from rules.names import CredentialRef, Host, RuleId, SandboxId
+from rules.names import CredentialRef, Host, Owner, RuleId, SandboxId
 from rules.placeholders import make as make_placeholder
 from rules.policy import CredentialDef, HostPattern, Operation, PlaceholderSpec, Policy, Role, Rule, Slot
 from wire.handoff import SELF_CHECK, SELF_CHECK_TENANT, BodyPlan, Evidence, Refusal
@@ -128,7 +128,7 @@ class Bench:
         self._intents += event.name in ("request.intent", "request.handoff")
         return 1
 
-    async def get(self, host: Host, alpn: tuple[str, ...] = (), *, owner: tuple[str, str] | None = None) -> SSLContext:
+    async def get(self, host: Host, alpn: tuple[str, ...] = (), *, owner: Owner | None = None) -> SSLContext:
         if self._leaves is None:
             raise ContextUnavailable("the self-check mints nothing")
         return await self._leaves.get(host, alpn, owner=owner)

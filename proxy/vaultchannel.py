@@ -14,7 +14,7 @@ from typing import Final, Protocol, assert_never
 
 from net.framing import FrameStream
 from net.stream import StreamBroken
-from rules.names import Host
+from rules.names import Host, Owner
 from wire.control import (
     Ack,
     Checked,
@@ -101,11 +101,11 @@ class VaultChannel:
             self._frames.abort()
             self._handler.lost()
 
-    async def chain(self, host: Host, owner: tuple[str, str] | None) -> str:
+    async def chain(self, host: Host, owner: Owner | None) -> str:
         """The certificate chain of `host` for our leaf key. Raises ValueError, TimeoutError."""
         return await self._ask(host, owner, refusal=False)
 
-    async def refusal_chain(self, host: Host, owner: tuple[str, str] | None) -> str:
+    async def refusal_chain(self, host: Host, owner: Owner | None) -> str:
         """`chain` for a leaf that only carries a refusal: it draws on a small budget of its own."""
         return await self._ask(host, owner, refusal=True)
 
@@ -119,7 +119,7 @@ class VaultChannel:
         with contextlib.suppress(StreamBroken):
             self._send(claim)
 
-    def frozen(self, owner: tuple[str, str], operation: str, budget: str, seconds: int) -> None:
+    def frozen(self, owner: Owner, operation: str, budget: str, seconds: int) -> None:
         """Tell what a used-up budget froze, for people who ask."""
         tenant, sandbox = owner
         with contextlib.suppress(StreamBroken):
@@ -127,7 +127,7 @@ class VaultChannel:
                 Frozen(tenant=tenant, sandbox=sandbox, operation=operation[:256], budget=budget, seconds=seconds)
             )
 
-    async def _ask(self, host: Host, owner: tuple[str, str] | None, *, refusal: bool) -> str:
+    async def _ask(self, host: Host, owner: Owner | None, *, refusal: bool) -> str:
         number = next(self._ids)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._leaves[number] = answer

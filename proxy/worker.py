@@ -75,7 +75,7 @@ from rules.decide import decide_tunnel
 from rules.decision import TunnelPermit
 from rules.facts import TunnelFacts
 from rules.lookup import name_exists
-from rules.names import OWN_NAME, Host, SandboxId
+from rules.names import OWN_NAME, Host, Owner, SandboxId
 from wire.control import MAX_FROM_VAULT, Claim, Cut
 from wire.dns import Unknown
 from wire.probe import MARK
@@ -551,7 +551,7 @@ class Worker:
                 os.write(self._boot.ready_fd, b"ready\n")
                 os.close(self._boot.ready_fd)
 
-    def _tell_frozen(self, owner: tuple[str, str], operation: str, budget: str, seconds: int) -> None:
+    def _tell_frozen(self, owner: Owner, operation: str, budget: str, seconds: int) -> None:
         """A used-up budget froze something: on record, and in `exeat sandbox show`."""
         self._vault.frozen(owner, operation, budget, seconds)
         tenant, sandbox = owner

@@ -13,9 +13,9 @@ _HEX = b"0123456789abcdefABCDEF"
 LAST_CHUNK = b"0\r\n\r\n"
 
 
-def encode_chunk(data: bytes) -> bytes:
-    """`data` (not empty) as one chunk."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
+def encode_chunk(data: bytes, *, behind: bytes = b"") -> bytes:
+    """`data` (not empty) as one chunk, `behind` what is sent before it: copied once."""
+    return b"%b%x\r\n%b\r\n" % (behind, len(data), data)
 
 
 class ChunkedDecoder:

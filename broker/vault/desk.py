@@ -31,6 +31,7 @@ from broker.vault.sandboxes import BROKEN, SEEN, Created, NotKnown, Request, San
 from broker.vault.snapshot import render_snapshot
 from broker.vault.store import OWN_SECRETS, SecretInfo, SecretStore, StoreError
 from net.process import complain
+from rules.names import Owner
 from state.errors import StateError
 from state.records import Removed, SandboxRecord
 from state.store import StateStore
@@ -112,9 +113,9 @@ class Desk:
         self._on_lost = on_lost
         self._on_policy = on_policy
         self._turn = asyncio.Lock()
-        self._proven_at: dict[tuple[str, str], float] = {}
+        self._proven_at: dict[Owner, float] = {}
         """Boot-clock time of each sandbox's last proof."""
-        self._claims: dict[tuple[str, str], SandboxClaim] = {}
+        self._claims: dict[Owner, SandboxClaim] = {}
         self._policy: ActivePolicy | None = None
         self.rejection: Rejection | None = None
         self.generation = 0

@@ -22,6 +22,7 @@ from hashlib import sha256
 from broker.errors import BrokerError
 from rules.facts import Sandbox
 from rules.grammar import ATTRIBUTE_NAME, valid_attribute
+from rules.names import Owner
 from rules.placeholders import make
 from rules.policy import CredentialDef, Policy
 from state.records import SandboxRecord
@@ -96,9 +97,9 @@ class SandboxTable:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._live: dict[tuple[str, str], SandboxRecord] = {}
-        self._by_token: dict[bytes, tuple[str, str]] = {}
-        self._by_channel: dict[bytes, tuple[str, str]] = {}
+        self._live: dict[Owner, SandboxRecord] = {}
+        self._by_token: dict[bytes, Owner] = {}
+        self._by_channel: dict[bytes, Owner] = {}
         self._ended_tokens: OrderedDict[bytes, None] = OrderedDict()
 
     def make(self, request: Request, policy: Policy, now: float) -> Created:
@@ -184,7 +185,7 @@ class SandboxTable:
         self, evidence: Evidence, tenant: str, sandbox: str, epoch: int, now: float
     ) -> SandboxRecord | NotKnown:
         """The live sandbox that `evidence` proves, if it is the one that the statement names."""
-        found: set[tuple[str, str]] = set()
+        found: set[Owner] = set()
         if evidence.token:
             digest = _digest(evidence.token)
             key = self._by_token.get(digest)

@@ -31,6 +31,7 @@ from proxy.limits import LimitTable
 from proxy.ports import RandomBytes
 from proxy.records import Seen
 from rules.facts import TunnelFacts
+from rules.names import Owner
 from wire.heads import ResponseHead
 
 MAX_CONNECTIONS: Final = 64
@@ -265,7 +266,7 @@ class MitmLane:
             request.abort()
 
 
-def _owner(who: Identified) -> tuple[str, str]:
+def _owner(who: Identified) -> Owner:
     return (who.sandbox.tenant, who.sandbox.id)
 
 
