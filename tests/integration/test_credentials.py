@@ -241,7 +241,7 @@ def test_a_placeholder_as_basic_password_keeps_the_user_part(scene: Scene, user:
 
 
 def test_a_placeholder_as_basic_user_is_replaced_there(scene: Scene) -> None:
-    """T19: some providers take the key as the user with an empty password; the password stays empty."""
+    """T19, C093: some providers take the key as the user with an empty password; the password stays empty."""
     answer = scene.get("basic.test", "/p", "-u", f"{scene.box.placeholders['BASIC_KEY']}:")
     assert status(answer) == 200
     [value] = scene.origin.received[0].values("authorization")
@@ -328,7 +328,7 @@ def test_a_placeholder_outside_its_slot_is_refused_and_raises_an_alarm(
 
 
 def test_a_secret_in_the_query_is_encoded_and_the_rest_stays(scene: Scene) -> None:
-    """T21: a secret full of separators arrives as one parameter that decodes to it; x=1 is untouched; no log has it."""
+    """T21, C103: a secret full of separators arrives as one parameter that decodes to it; x=1 is untouched; no log has it."""
     scene.origin.on("/send", echo)
     placeholder = scene.box.placeholders["QUERY_KEY"]
     answer = scene.get("query.test", f"/send?key={placeholder}&x=1")
@@ -350,7 +350,7 @@ def test_a_secret_in_the_query_is_encoded_and_the_rest_stays(scene: Scene) -> No
 
 
 def test_a_refusal_on_a_query_slot_shows_neither_placeholder_nor_secret(scene: Scene) -> None:
-    """T21: the error page of a denied path on the same host holds no secret, and the log neither value."""
+    """T21, C103: the error page of a denied path on the same host holds no secret, and the log neither value."""
     placeholder = scene.box.placeholders["QUERY_KEY"]
     answer = scene.get("query.test", f"/elsewhere?key={placeholder}&x=1")
     assert status(answer) == 403
@@ -389,7 +389,7 @@ def test_a_redirect_is_not_followed_and_its_target_gets_no_authority(scene: Scen
 
 
 def test_a_plain_request_to_the_redirects_host_carries_no_authority(scene: Scene) -> None:
-    """T22: the redirect's host is reached plainly by its own rule, its query byte for byte and no header of ours."""
+    """T22, C105: the redirect's host is reached plainly by its own rule, its query byte for byte and no header of ours."""
     answer = scene.get("cdn.test", "/blob?part=1&x=%2F%7e")
     assert status(answer) == 200
     [received] = scene.origin.received

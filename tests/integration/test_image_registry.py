@@ -204,7 +204,7 @@ def test_push_and_pull(place: Place, which: str, tmp_path: Path) -> None:
 
 
 def test_a_large_layer_streams_both_ways(place: Place, which: str, tmp_path: Path) -> None:
-    """Expect a layer of 12 MB to be uploaded in pieces and downloaded whole."""
+    """C125: a layer of 12 MB is uploaded in pieces, each where the last answer said, and downloaded whole."""
     digest = make_image(tmp_path / "large", os.urandom(12_000_000), tag="v2")
     pushed = place.skopeo(place.agent, "copy", f"oci:{tmp_path / 'large'}:v2", place.url(which, "team/large:v2"))
     assert pushed.code == 0, pushed
