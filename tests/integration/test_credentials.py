@@ -328,7 +328,7 @@ def test_a_placeholder_outside_its_slot_is_refused_and_raises_an_alarm(
 
 
 def test_a_secret_in_the_query_is_encoded_and_the_rest_stays(scene: Scene) -> None:
-    """T21, C103: a secret full of separators arrives as one parameter that decodes to it; x=1 is untouched; no log has it."""
+    """T21, C103: a secret full of separators arrives as one parameter that decodes to it; x=1 stays; no log has it."""
     scene.origin.on("/send", echo)
     placeholder = scene.box.placeholders["QUERY_KEY"]
     answer = scene.get("query.test", f"/send?key={placeholder}&x=1")
@@ -389,7 +389,7 @@ def test_a_redirect_is_not_followed_and_its_target_gets_no_authority(scene: Scen
 
 
 def test_a_plain_request_to_the_redirects_host_carries_no_authority(scene: Scene) -> None:
-    """T22, C105: the redirect's host is reached plainly by its own rule, its query byte for byte and no header of ours."""
+    """T22, C105: the redirect's host is reached by a rule of its own, its query byte for byte, no header of ours."""
     answer = scene.get("cdn.test", "/blob?part=1&x=%2F%7e")
     assert status(answer) == 200
     [received] = scene.origin.received

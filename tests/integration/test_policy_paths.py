@@ -188,7 +188,7 @@ OTHER_PATHS = ("/publicx/a", "/public", "/PUBLIC/a", "/secret", "/secret/public/
     ],
 )
 def test_no_spelling_leads_out_of_the_permitted_path(scene: Scene, entry: str, path: str) -> None:
-    """T25, C131: `GET /public/**` alone is permitted; no spelling of a way out shows the secret page of a lax origin."""
+    """T25, C131: only `GET /public/**` is permitted; no spelling of a way out shows the secret page of a lax origin."""
     answer = scene.get(scene.url(entry, path))
     assert "THE-SECRET-PAGE" not in answer.out
     assert status(answer) in ((403,) if path in OTHER_PATHS else (400, 403)), path
