@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rules.credentials_file import WrittenCredential
@@ -108,7 +108,9 @@ def check_places(role: WrittenRole, problems: Problems) -> None:
                     f"{entry.rule.id}: in a tunnel to {entry.rule.hosts[0].suffix}:{entry.rule.port} nobody sees what "
                     f"{deny.rule.id} denies there; deny the whole host, or inspect it"
                 )
-    for one, other in itertools.combinations(allowing, 2):
+    if not any(entry.rule.tunnel for entry in allowing) and len({entry.rule.protocol for entry in allowing}) < 2:
+        return
+    for one, other in _neighbours(allowing):
         tunnel, beside = (one, other) if one.rule.tunnel else (other, one)
         if tunnel.rule.tunnel:
             place = next((place for place in _places(beside.rule) if _meets(place, _places(tunnel.rule)[0])), None)
@@ -128,7 +130,11 @@ def check_places(role: WrittenRole, problems: Problems) -> None:
 def check_ambiguity(role: WrittenRole, problems: Problems) -> None:
     """Check 4, where it can be proven; what cannot is `ambiguous-rules` at run time."""
     allowing = [entry for entry in role.rules if entry.rule.action == "allow" and entry.rule.operations]
-    for one, other in itertools.combinations(allowing, 2):
+    if len({entry.rule.credential for entry in allowing} - {None}) < 2 and (
+        len({entry.rule.result_keep for entry in allowing} - {None}) < 2
+    ):
+        return
+    for one, other in _neighbours(allowing):
         left, right = one.rule, other.rule
         credentials = left.credential is not None and right.credential is not None
         results = left.result_keep is not None and right.result_keep is not None
@@ -162,6 +168,23 @@ def check_placeholders(role: WrittenRole, credentials: Mapping[str, CredentialDe
 
 
 # --- overlaps ---
+
+
+def _neighbours(entries: Sequence[WrittenRule]) -> Iterator[tuple[WrittenRule, WrittenRule]]:
+    """Each pair that may speak about the same host, the earlier one first: all others need not be compared."""
+    at: dict[str, list[int]] = {}
+    wild: list[int] = []
+    for number, entry in enumerate(entries):
+        patterns = [pattern for pattern, _ in _places(entry.rule)]
+        exact = {pattern.suffix for pattern in patterns if pattern.kind == "exact"}
+        near = set(wild) if len(exact) == len(set(patterns)) else set(range(number))
+        for host in exact:
+            near.update(at.get(host, ()))
+            at.setdefault(host, []).append(number)
+        if len(exact) != len(set(patterns)):
+            wild.append(number)
+        for before in sorted(near):
+            yield entries[before], entry
 
 
 def _places(rule: Rule) -> Sequence[tuple[HostPattern, int | None]]:

@@ -318,6 +318,7 @@ def _roles(
 def _take_over(role: WrittenRole, roles: Mapping[str, WrittenRole], own: Mapping[str, tuple[WrittenRule, ...]]) -> None:
     """Add the rules of every role that `role` includes, directly or not, under this role's name."""
     pending, seen = list(role.include), {role.name}
+    taken = {entry.rule.id for entry in role.rules}
     while pending:
         node = pending.pop()
         name = node.word(roles)
@@ -329,8 +330,9 @@ def _take_over(role: WrittenRole, roles: Mapping[str, WrittenRole], own: Mapping
         pending += roles[name].include
         for entry in own[name]:
             moved = RuleId(f"{role.name}/{entry.rule.id.partition('/')[2]}")
-            if any(other.rule.id == moved for other in role.rules):
+            if moved in taken:
                 node.fail(f"including {name} gives a second rule {moved}; give one of them a name:")
+            taken.add(moved)
             role.rules.append(WrittenRule(rule=replace(entry.rule, id=moved), node=entry.node))
 
 

@@ -93,16 +93,18 @@ def _read_rules(role: WrittenRole, fields: Mapping[str, Node], around: Surroundi
         if action not in fields:
             continue
         with fields[action].problems.collecting():
+            taken = {entry.rule.id for entry in role.rules}
             for node in fields[action].items(empty=None):
                 with node.problems.collecting():
                     for rule in _rules(role.name, action, node, around):
-                        _add(role, WrittenRule(rule=rule, node=node))
+                        _add(role, WrittenRule(rule=rule, node=node), taken)
 
 
-def _add(role: WrittenRole, written: WrittenRule) -> None:
-    if any(other.rule.id == written.rule.id for other in role.rules):
+def _add(role: WrittenRole, written: WrittenRule, taken: set[RuleId]) -> None:
+    if written.rule.id in taken:
         name = written.rule.id.partition("/")[2]
         written.node.fail(f"a second rule is called {name}; give one of them a name:")
+    taken.add(written.rule.id)
     role.rules.append(written)
 
 
