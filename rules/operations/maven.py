@@ -68,7 +68,8 @@ def _belongs(file: str, artifact: str, version: str) -> bool:
 
 
 def _named(group: list[str], artifact: str, version: str | None) -> dict[str, str] | None:
-    if not group:
+    # The dots of a group are slashes here: a folder with one would be another place under the same name.
+    if not group or any("." in part for part in group):
         return None
     package = f"{'.'.join(group)}:{artifact}"
     return {"package": package} if version is None else {"package": package, "version": version}
