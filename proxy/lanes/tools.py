@@ -75,11 +75,9 @@ class Tools:
         owner = (who.sandbox.tenant, who.sandbox.id)
         try:
             async with self._calls.place(owner):
-                made = _json(await self._run(who, call, outer, share))
+                return _json(await self._run(who, call, outer, share))
         except Busy:
             return HelpRefused(reason="too-many-requests")
-        # Held until it was sent: a client may take its time with it.
-        return made if share.take(len(made.body)) else _json(mcp.crowded(call))
 
     async def _run(self, who: Identified, call: mcp.Call, outer: ServerConnection, share: BodyShare) -> dict[str, Any]:
         ours, theirs = socket.socketpair()
@@ -91,13 +89,14 @@ class Tools:
             async with asyncio.timeout(CALL_SECONDS):
                 result = await _ask(ClientConnection(client), call, share)
                 await client.send_eof()  # nothing more is asked: the inner connection ends behind its last record
-            await asyncio.wait([serving], timeout=SETTLE_SECONDS)
+            await asyncio.wait([serving], timeout=SETTLE_SECONDS)  # its outcome is the one of a whole answer
         except (StreamBroken, TimeoutError, HeadRefused):
             result = mcp.failed(call)
         finally:
             outer.on_broken(None)
             client.abort()
-            server.abort()
+            server.abort()  # to the inner request its client is gone, and so says its outcome
+            await asyncio.wait([serving], timeout=SETTLE_SECONDS)
             serving.cancel()
             await asyncio.wait([serving])
         if not serving.cancelled():

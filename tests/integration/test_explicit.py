@@ -297,6 +297,7 @@ def test_a_sandbox_has_only_so_many_tool_calls_at_a_time(scene: Scene) -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
         until(lambda: len(scene.gateway.records(event="request.outcome", sandbox=box.id)) == CALLS)
+        assert {r["error"] for r in scene.gateway.records(event="request.outcome", sandbox=box.id)} == {"client-gone"}
         assert answer(call(box, "site_read", {"path": {"rest": "a"}}))[1]["result"]["isError"] is False
     finally:
         gate.open()
