@@ -212,7 +212,7 @@ BODIES = {
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_body_arrives_byte_for_byte(place: Place, entry: Entry, kind: str) -> None:
-    """T12, C054, C058: a body on a credentialed call keeps its bytes, coding and one length; the secret is in its header."""
+    """T12, C054, C058: a body on a credentialed call keeps bytes, coding and length; the secret is in its header."""
     origin = place.lanes["keyed"]
     data, headers = BODIES[kind]
     file = entry.shared / "body.bin"

@@ -147,6 +147,20 @@ def test_each_group_points_to_its_own_file() -> None:
     assert {VARIABLES[name] for name in PROXY_VARIABLES} == {URL}
 
 
+def test_tools_that_read_one_name_only_find_it() -> None:
+    """C031: both cases for those that read one, and the names that Node, pip, npm, yarn, cargo and git have themselves.
+
+    Java has no variable that could hold it all (docs/clients.md).
+    """
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        assert VARIABLES[name] == VARIABLES[name.upper()] == URL
+    assert VARIABLES["no_proxy"] == VARIABLES["NO_PROXY"]
+    for name in ("PIP_PROXY", "npm_config_proxy", "npm_config_https_proxy", "YARN_HTTPS_PROXY", "CARGO_HTTP_PROXY"):
+        assert VARIABLES[name] == URL
+    assert VARIABLES["NODE_USE_ENV_PROXY"] == "1"
+    assert VARIABLES["GIT_HTTP_PROXY_AUTHMETHOD"] == "basic"
+
+
 def test_only_loopback_goes_round_the_proxy() -> None:
     """NO_PROXY holds loopback and nothing else: no wildcard, no internal range, not the help host (RULINGS 8.2)."""
     for name in ("NO_PROXY", "no_proxy"):
