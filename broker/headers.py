@@ -12,7 +12,7 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from broker.scrub import Patterns, scrub_whole
-from rules.catalogue import AUTH_HEADERS
+from rules.authority_names import AUTH_HEADERS
 from rules.decide import BASE_REQUEST_HEADERS
 from rules.decision import Restrictions
 from wire.heads import HOP_BY_HOP, NEVER_FORWARDED, NEVER_FORWARDED_PREFIXES, ResponseHead, connection_tokens

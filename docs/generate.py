@@ -15,7 +15,8 @@ from limits_tables import filled
 from services_page import services_page
 
 from exeat.cli import app
-from rules.catalogue import AUTHORITY_FILE, authority_list, builtin_services
+from rules.authority_names import AUTHORITY_FILE, authority_list
+from rules.catalogue import builtin_services
 from rules.reasons import REASONS
 
 FOLDER = Path(__file__).parent

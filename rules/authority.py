@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
-from rules.catalogue import AUTH_HEADERS, AUTH_QUERY
+from rules.authority_names import AUTH_HEADERS, AUTH_QUERY
 from rules.decision import Restrictions
 from rules.facts import RequestFacts
 from rules.placeholders import CORE_LENGTH, Found, find, split_basic

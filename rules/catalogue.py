@@ -7,13 +7,12 @@
 3. `like`/`base` puts a service under another base URL: hosts, port and path prefix change, nothing else. Hosts
    without a `mirror:` and requests with `when: public` stay behind; they are not operations there.
 
-read_builtin() and the list of authority are the only readers of files in this room: package data, once, at import.
+read_builtin() and rules/authority_names.py are the only readers of files in this room: package data, once, at import.
 Everything else is pure.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import resources
@@ -34,9 +33,6 @@ from rules.service import (
 from rules.service_file import CatalogueError, parse_service, parse_without_tests
 
 __all__ = [
-    "AUTHORITY_FILE",
-    "AUTH_HEADERS",
-    "AUTH_QUERY",
     "EFFECTS",
     "CatalogueError",
     "CredentialSlot",
@@ -46,7 +42,6 @@ __all__ = [
     "ServiceDef",
     "ServiceTest",
     "UnknownService",
-    "authority_list",
     "builtin_services",
     "parse_service",
     "read_builtin",
@@ -160,44 +155,4 @@ class _Builtin(Mapping[str, ServiceDef]):
         return len(self._texts)
 
 
-def _authority() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the header and query names that the services call authority, from the list that `make docs` keeps."""
-    known = json.loads((resources.files("rules") / "services" / AUTHORITY_FILE).read_text(encoding="utf-8"))
-    return frozenset(known["headers"]), frozenset(known["query"])
-
-
-def authority_list(services: Mapping[str, ServiceDef]) -> str:
-    """The text of AUTHORITY_FILE for `services`: the union of every auth slot that they describe, sorted."""
-    headers = sorted({name for service in services.values() for name in service.auth_headers})
-    query = sorted({name for service in services.values() for name in service.auth_query})
-    return json.dumps({"headers": headers, "query": query}, indent=1) + "\n"
-
-
-AUTHORITY_FILE = "authority.json"
-"""Written from the services, so that a process that needs only these names parses none of them. A test compares."""
-
 _BUILTIN = _Builtin(read_builtin())
-_HEADERS, _QUERY = _authority()
-
-_WELL_KNOWN_HEADERS = """
-    authorization proxy-authorization cookie x-api-key api-key apikey x-apikey x-auth-token x-access-token
-    x-authorization x-goog-api-key x-goog-iam-authorization-token x-serverless-authorization private-token job-token
-    deploy-token x-gitlab-token x-github-token x-vault-token x-consul-token x-nomad-token x-figma-token
-    x-shopify-access-token x-amz-security-token x-ms-authorization-auxiliary ocp-apim-subscription-key
-    x-functions-key dd-api-key dd-application-key x-sentry-auth x-datadog-api-key
-    x-honeycomb-team x-session-token
-    x-token x-secret-key x-client-secret x-jwt-assertion
-"""
-_WELL_KNOWN_QUERY = """
-    access_token api_key apikey api-key x-api-key auth auth_token authorization token id_token refresh_token
-    client_secret client_assertion private_token job_token password passwd secret signature sig sv se sp sr st
-    skoid sktid skt ske sks skv x-amz-signature x-amz-credential x-amz-security-token x-amz-algorithm
-    x-goog-signature x-goog-credential x-goog-algorithm awsaccesskeyid googleaccessid key-pair-id policy jwt
-    session_token sessionid
-"""
-
-AUTH_HEADERS: frozenset[str] = frozenset(_WELL_KNOWN_HEADERS.split()) | _HEADERS
-"""Lower-case names of every header that is known to carry authority, at any provider (RULINGS 4.2)."""
-
-AUTH_QUERY: frozenset[str] = frozenset(_WELL_KNOWN_QUERY.split()) | _QUERY
-"""Lower-case query names that carry authority or belong to a signed URL; compare them in lower case."""

@@ -14,7 +14,7 @@ from urllib.parse import quote_from_bytes, unquote_plus
 
 from broker.errors import BrokerError
 from broker.vault.secret import Secret
-from rules.catalogue import AUTH_HEADERS, AUTH_QUERY
+from rules.authority_names import AUTH_HEADERS, AUTH_QUERY
 from rules.policy import CredentialDef
 
 Headers = tuple[tuple[str, str], ...]

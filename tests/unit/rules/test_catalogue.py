@@ -8,17 +8,14 @@ from importlib import resources
 
 import pytest
 
+from rules.authority_names import AUTH_HEADERS, AUTH_QUERY, AUTHORITY_FILE, authority_list
 from rules.catalogue import (
-    AUTH_HEADERS,
-    AUTH_QUERY,
-    AUTHORITY_FILE,
     EFFECTS,
     CatalogueError,
     InvalidBase,
     ServiceDef,
     ServiceTest,
     UnknownService,
-    authority_list,
     builtin_services,
     parse_service,
     read_builtin,
