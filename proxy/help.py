@@ -85,6 +85,8 @@ class HelpHost:
         self._claims: OrderedDict[Owner, float] = OrderedDict()
         """Boot-clock time of each sandbox's last claim."""
         self._texts = texts
+        # Once for all: a hundred clients that do not read what they asked for hold it a hundred times otherwise.
+        self._ca, self._bundle = texts.ca_pem.encode(), texts.bundle_pem.encode()
         self._directory = directory
         self._recent = recent
         self._clock = clock
@@ -184,8 +186,8 @@ class HelpHost:
     def _page(self, segments: tuple[str, ...], sandbox: Sandbox, snapshot: Snapshot, as_json: bool) -> Rendered | None:
         constant: dict[tuple[str, ...], Callable[[], Rendered]] = {
             ("",): lambda: _text(_START),
-            ("ca.pem",): lambda: page(self._texts.ca_pem.encode(), "application/x-pem-file"),
-            ("bundle.pem",): lambda: page(self._texts.bundle_pem.encode(), "application/x-pem-file"),
+            ("ca.pem",): lambda: page(self._ca, "application/x-pem-file"),
+            ("bundle.pem",): lambda: page(self._bundle, "application/x-pem-file"),
             ("env.sh",): lambda: page(env_script(self._texts.environment).encode(), "text/x-shellscript"),
             ("doctor.sh",): lambda: page(DOCTOR.encode(), "text/x-shellscript"),
             ("reasons",): lambda: _json({code: row.title for code, row in REASONS.items()}),
