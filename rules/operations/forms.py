@@ -15,6 +15,7 @@ from urllib.parse import unquote_to_bytes
 
 from rules.arguments import Value
 from rules.facts import RequestFacts
+from rules.operations.media import is_type
 
 MAX_FIELDS = 1000
 MAX_NAME = 200
@@ -89,23 +90,12 @@ def arguments(params: Mapping[str, Any]) -> frozenset[str]:
 
 def read(body: bytes, facts: RequestFacts) -> dict[str, str] | None:
     """The fields of a form, or None where the head says another type or a coding, or the bytes have two meanings."""
-    if not is_form(facts):
+    if not is_type(facts, "application/x-www-form-urlencoded"):
         return None
     try:
         return parse(body)
     except InvalidForm:
         return None
-
-
-def is_form(facts: RequestFacts) -> bool:
-    """True for exactly one Content-Type `application/x-www-form-urlencoded` (charset utf-8 or none), not coded."""
-    types = facts.header("content-type")
-    if len(types) != 1 or any(value.strip().lower() != "identity" for value in facts.header("content-encoding")):
-        return False
-    kind, *rest = (part.strip().lower() for part in types[0].split(";"))
-    return kind == "application/x-www-form-urlencoded" and all(
-        part in ("", "charset=utf-8", 'charset="utf-8"') for part in rest
-    )
 
 
 def parse(body: bytes) -> dict[str, str]:
