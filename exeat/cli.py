@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from exeat.commands import audit, capture, doctor, gateway, policy, run, sandbox, secret, setup
+from exeat.commands import audit, capture, clock, doctor, gateway, policy, run, sandbox, secret, setup
 from exeat.output import EXIT_USAGE, Output, fail, is_plain, print_json, say
 from exeat.version import __version__
 
@@ -36,6 +36,7 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(audit.app, name="audit")
 app.add_typer(capture.app, name="capture")
 app.add_typer(setup.ca_app, name="ca")
+app.add_typer(clock.app, name="clock")
 
 
 def _print_version(wanted: bool) -> None:

@@ -186,7 +186,7 @@ def gateway(status: Mapping[str, Any]) -> Iterator[Finding]:
     else:
         yield Finding("self-check", FAILS, "something passed that must not: see selfcheck.failed in the log")
     if status["clock_behind"]:
-        why = "behind the latest time on record: credentials are refused until it has caught up"
+        why = "behind the latest time on record: credentials are refused until it has caught up, or `exeat clock reset`"
         yield Finding("clock", FAILS, why)
     else:
         yield Finding("clock", HOLDS, "not behind what is on record")

@@ -138,7 +138,9 @@ def _told(answer: Mapping[str, Any]) -> dict[str, Any]:
     if answer["lost"]:
         told["lost"] = answer["lost"]
     if answer["clock_behind"]:
-        told["clock"] = "behind the latest time on record"
+        told["clock"] = (
+            "behind the latest time on record, so credentials are refused: set it, or see `exeat clock reset -h`"
+        )
     if answer["shared_uid"]:
         told["separation"] = "none: all processes run as one user (--danger-shared-uid)"
     return told

@@ -346,7 +346,7 @@ def test_a_wrong_word_says_what_is_wrong(gateway: TestGateway, words: list[str],
 def _with_config(words: list[str], gateway: TestGateway) -> list[str]:
     if words == ["up", "--wrong"]:
         return words
-    groups = ("sandbox", "secret", "policy", "audit", "ca")
+    groups = ("sandbox", "secret", "policy", "audit", "ca", "clock")
     at = 2 if words[0] in groups else 1
     return [*words[:at], "--config", str(gateway.settings_file), *words[at:]]
 
@@ -396,6 +396,7 @@ def test_json_output_parses_everywhere(gateway: TestGateway, origin: Origin) -> 
         ["why", request],
         ["why", f"https://api.test:{origin.port}/x", "--role", "agent"],
         ["ca", "show"],
+        ["clock", "reset", "--why", "a test"],
         ["sandbox", "end", box.id],
     ]
     for words in commands:
