@@ -19,11 +19,12 @@ Headers = tuple[tuple[bytes, bytes], ...]
 MAX_HEADERS = 100
 
 METHODS = frozenset(
-    b"GET HEAD POST PUT PATCH DELETE OPTIONS CONNECT TRACE ACL BIND CHECKOUT COPY LINK LOCK MERGE MKACTIVITY "
+    b"GET HEAD POST PUT PATCH DELETE OPTIONS CONNECT TRACE ACL BIND CHECKOUT COPY LINK LIST LOCK MERGE MKACTIVITY "
     b"MKCALENDAR MKCOL MOVE NOTIFY PROPFIND PROPPATCH PURGE QUERY REBIND REPORT SEARCH SUBSCRIBE UNBIND UNLINK "
     b"UNLOCK UNSUBSCRIBE".split()
 )
-"""The HTTP methods that llhttp knows, without those of RTSP, ICE and the HTTP/2 preface."""
+"""The HTTP methods that llhttp knows, without those of RTSP, ICE and the HTTP/2 preface; and LIST, a verb of Vault's
+(https://developer.hashicorp.com/vault/api-docs#api-operations)."""
 
 HOP_BY_HOP = frozenset(
     {"connection", "proxy-connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import tempfile
@@ -40,7 +41,8 @@ from tests.support.origins import Exchange, Origin
 from tests.support.policies import NOW, sandbox
 from tests.support.waiting import until
 
-ADDRESS = "127.0.0.31"
+ADDRESS = f"127.31.{os.getpid() >> 8 & 255}.{os.getpid() & 255 | 1}"
+"""Of this process alone: ports are fixed, and two may play at once."""
 LANES = ("explicit", "captured", "h2", "broker")
 SUFFIX = {"explicit": "", "captured": "", "h2": "-h2", "broker": "-credential"}
 CAPTURED_ROLES = ("registry-reads", "git-reads", "archive-reads", "aws-buckets")
@@ -309,7 +311,11 @@ def _plan(stand: Stand, vector: Vector, auth: bytes) -> Plan:
 
 async def _answer(exchange: Exchange) -> None:
     await exchange.read_body()
-    await exchange.answer(200, b"{}", (("Content-Type", "application/json"),))
+    # Answers of batches are shaped where a credential was used: what is none would be withheld.
+    batch = exchange.request.path.endswith("/info/lfs/objects/batch")
+    kind = "application/vnd.git-lfs+json" if batch else "application/json"
+    body = b'{"transfer": "basic", "objects": []}' if batch else b"{}"
+    await exchange.answer(200, body, (("Content-Type", kind),))
 
 
 def _hosts(whole: Corpus) -> tuple[str, ...]:
