@@ -24,10 +24,12 @@ from net.stream import DEFAULT_LIMITS, HIGH_WATER, READ_SIZE
 from net.turns import DEBT_SECONDS
 from net.websocket import WebSocketLimits
 from proxy import gate, mitm_process
-from proxy.lanes import mitm
+from proxy.lanes import mitm, tools
 from proxy.limits import DIVIDED, READ_UPLOADS, LimitTable
+from proxy.mcp import MAX_RESULT
 from rules import paths
 from rules.decision import ResultSpec
+from rules.explicit import MAX_INPUT
 from rules.operation_parts import DEFAULT_BODY
 from wire.clienthello import MAX_HELLO
 from wire.control import SILENCE_SECONDS
@@ -202,8 +204,13 @@ def bounds() -> tuple[tuple[str, str], ...]:
             f"{seconds(gate.DECIDE_SECONDS)}; over {size(gate.THREAD_BODY_BYTES)} in a thread, one a sandbox",
         ),
         (
-            "bodies that are judged whole, from their first byte to the end of their request",
+            "bodies that are judged whole, results of tools and pages of the help host, until their request ends",
             f"{size(t.sandbox_held_bodies)} per sandbox, {size(t.held_bodies)} per worker; beyond it 429",
+        ),
+        (
+            "inputs of operations and calls of tools (help host)",
+            f"{size(MAX_INPUT)}; {tools.CALLS} calls at a time per sandbox and worker, each of "
+            f"{seconds(tools.CALL_SECONDS)} and {size(MAX_RESULT)} of answer",
         ),
         (
             "answer with `result:`",
