@@ -215,3 +215,15 @@ def test_an_aws_json_refusal_has_a_type_and_a_message() -> None:
     document = json.loads(render(Refusal(code="no-rule", request_id="r-1"), "aws-json").body)
     assert document["__type"] == "AccessDeniedException"
     assert "Refused by Exeat policy" in document["message"]
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "bundler", "cargo", "go", "oci", "lfs", "huggingface"])
+def test_no_refusal_that_stays_one_sends_the_client_elsewhere_or_asks_it_to_try_again(shape: str) -> None:
+    """401 and 407 ask for passwords, 404 and 410 mean that there is no such thing, 429 and 503 that there will be.
+
+    Apart: no token came (407 is how one is asked for), a page that the help host has not, and what heals by itself.
+    """
+    for code, row in REASONS.items():
+        status = render(Refusal(code=code, request_id="req_x"), shape).status
+        if not row.retryable and code not in ("auth-required", "not-found"):
+            assert status not in (401, 404, 407, 410, 429, 503), (code, shape)
