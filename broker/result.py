@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rules.decision import ResultSpec
-from rules.operations.strict_json import measure
+from rules.operations.strict_json import measure, no_constant, unique_keys
 
 MAX_DEPTH = 64
 MAX_NODES = 200_000
@@ -65,10 +65,10 @@ def rewrite(raw: bytes, bound: int, change: Callable[[Any], Any]) -> bytes:
         measure(raw, MAX_DEPTH, MAX_NODES)  # before anything is built: a list of ones is five values for ten bytes
         document = json.loads(
             raw.decode("utf-8"),
-            object_pairs_hook=_object,
+            object_pairs_hook=unique_keys,
             parse_int=_number,
             parse_float=_number,
-            parse_constant=_no_constant,
+            parse_constant=no_constant,
         )
     except (ValueError, RecursionError):
         raise ResultRefused("the answer is not strict JSON") from None
@@ -86,17 +86,6 @@ class _Number(str):
 def _number(text: str) -> _Number:
     # In Python, so that the interpreter can be handed over in the middle of a long list.
     return _Number(text)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    seen = dict(pairs)
-    if len(seen) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return seen
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError("not a JSON number")
 
 
 def _tree(paths: tuple[str, ...]) -> _Node:

@@ -81,14 +81,16 @@ _TOKEN = re.compile(rb'([\[\]{},:])|"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An `object_pairs_hook`. Raises InvalidJson."""
     value = dict(pairs)
     if len(value) != len(pairs):
         raise InvalidJson("a duplicate key")
     return value
 
 
-def _constant(name: str) -> NoReturn:
+def no_constant(name: str) -> NoReturn:
+    """A `parse_constant`. Raises InvalidJson."""
     raise InvalidJson("NaN and Infinity are not JSON")
 
 
@@ -108,5 +110,5 @@ def _float(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_pairs, parse_constant=_constant, parse_int=_integer, parse_float=_float, strict=True
+    object_pairs_hook=unique_keys, parse_constant=no_constant, parse_int=_integer, parse_float=_float, strict=True
 )
