@@ -31,6 +31,7 @@ from tests.support.origins import Exchange, Origin
 from tests.support.registries import (
     answering,
     make_wheel,
+    serve_crate,
     serve_gems,
     serve_index,
     serve_module,
@@ -149,6 +150,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         serve_index(origins["other"])
         serve_registry(origins["registry"])
         serve_gems(origins["gems"])
+        serve_crate(origins["crates"])
         serve_module(origins["modules"], "git.test/open/hello")
         origins["forge"].on("/o/*", git_backend(repositories))
         origins["forge"].on("/api/graphql", graphql_answer)
@@ -225,6 +227,20 @@ def go(scene: Scene, folder: Path, *words: str, proxy: str = "") -> Completed:
     return scene.agent.command("go", "get", *words, env=environment, cwd=folder)
 
 
+def cargo(scene: Scene, folder: Path) -> Completed:
+    (folder / "src").mkdir()
+    (folder / "src/lib.rs").write_text("")
+    (folder / "Cargo.toml").write_text(
+        '[package]\nname = "x"\nversion = "0.1.0"\nedition = "2021"\n'
+        '[dependencies]\nexeat-hello = { version = "1", registry = "local" }\n'
+    )
+    home = folder / "cargo-home"
+    home.mkdir()
+    (home / "config.toml").write_text(f'[registries.local]\nindex = "sparse+{scene.url("crates")}"\n')
+    kept = {name: os.environ[name] for name in ("RUSTUP_HOME", "HOME") if name in os.environ}
+    return scene.agent.command("cargo", "fetch", env={"CARGO_HOME": str(home)} | kept, cwd=folder)
+
+
 def bundle(scene: Scene, folder: Path) -> Completed:
     (folder / "Gemfile").write_text(f'source "{scene.url("gems", "")}"\ngem "exeat-hello"\n')
     environment = {
@@ -294,6 +310,7 @@ CLIENTS: dict[str, tuple[str, Callable[[Scene, Path], Completed]]] = {
     "pnpm: a tarball": ("pnpm", pnpm),
     "go: a version": ("go", lambda scene, folder: go(scene, folder, "git.test/closed/m@v1.0.0")),
     "go: the newest": ("go", lambda scene, folder: go(scene, folder, "git.test/closed/m")),
+    "cargo: a crate": ("cargo", cargo),
     "bundler: a gem": ("bundle", bundle),
     "gem: an index": ("gem", gem),
     "gh: REST": ("gh", lambda scene, folder: gh(scene, folder, "api", "repos/o/other")),

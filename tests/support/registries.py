@@ -3,6 +3,7 @@
 serve_index(origin)           pip: PEP 503 at /simple/, one wheel; `exeat_hello.GREETING` is "hello from pip"
 serve_registry(origin)        npm: one tarball; the module is "hello from npm"
 serve_gems(origin)            Bundler: the compact index, and a file that is no gem
+serve_crate(origin)           cargo: the sparse index of a crate, and no file
 serve_module(origin, name)    Go: version v1.0.0 of a module, as a module proxy has it
 """
 
@@ -97,6 +98,15 @@ def serve_gems(origin: Origin) -> None:
     versions = f"created_at: 2026-01-01T00:00:00Z\n---\nexeat-hello 1.0 {digest}\n"
     origin.on("/versions", answering(versions.encode(), "text/plain"))
     origin.on("/info/exeat-hello", answering(entry, "text/plain"))
+
+
+def serve_crate(origin: Origin) -> None:
+    """A sparse index with one crate, whose file is not there."""
+    config = {"dl": f"{origin.base}/api/v1/crates", "api": origin.base}
+    row = {"name": "exeat-hello", "vers": "1.0.0", "deps": [], "features": {}, "yanked": False}
+    row["cksum"] = hashlib.sha256(b"").hexdigest()
+    origin.on("/config.json", answering(json.dumps(config).encode(), "application/json"))
+    origin.on("/ex/ea/exeat-hello", answering(json.dumps(row).encode() + b"\n", "text/plain"))
 
 
 def serve_module(origin: Origin, module: str) -> None:
