@@ -68,3 +68,17 @@ def test_a_refused_key_is_found_at_every_depth(value: Any, path: list[str]) -> N
     for step in path:
         whole = [whole, value] if step == "list" else {"x": whole, "y": value}
     assert json_without.evaluate(PARAMS, json.dumps({"z": whole}).encode(), JSON) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/merge", "a\n/merge", "a\r/merge now", "a\r\n  /close\n", "\t/assign me", "a\u2028/merge", "/MERGE", "a\v/merge"],
+)
+def test_a_line_that_is_a_command_is_refused_where_commands_are(text: str) -> None:
+    """Text that a forge would carry out is no text; slashes inside lines and paths of files are none of these."""
+    params = {"refuse": ["x"], "commands": False}
+    body = json.dumps({"notes": [{"body": text}]}).encode()
+    assert json_without.evaluate(params, body, JSON) is None
+    assert json_without.evaluate({"refuse": ["x"]}, body, JSON) == {}
+    for plain in ("see /merge", "/usr/bin/env", "a/b", "//x", "/ x", "-/merge"):
+        assert json_without.evaluate(params, json.dumps({"body": plain}).encode(), JSON) == {}
