@@ -9,8 +9,8 @@ from wire.heads import ResponseHead
 from wire.refusals import Refusal, Rendered, render, shape_for
 
 
-def rendered(refuse: Refuse, user_agent: str = "") -> Rendered:
-    """The answer that tells `refuse`, in the shape that the client shows."""
+def rendered(refuse: Refuse, user_agent: str = "", *, at_connect: bool = False) -> Rendered:
+    """The answer that tells `refuse`, in the shape that the client shows; `at_connect`: it answers a CONNECT."""
     refusal = Refusal(
         code=refuse.reason,
         request_id=refuse.request_id,
@@ -21,7 +21,7 @@ def rendered(refuse: Refuse, user_agent: str = "") -> Rendered:
         retry_after=refuse.retry_after,
         reply_to=refuse.reply_to,
     )
-    return render(refusal, shape_for(refuse.native, user_agent))
+    return render(refusal, shape_for(refuse.native, user_agent), at_connect=at_connect)
 
 
 def page(body: bytes, content_type: str) -> Rendered:
@@ -58,5 +58,7 @@ async def answer(connection: ServerConnection, what: Rendered, *, close: bool = 
 
 async def refuse_with(connection: ServerConnection, refuse: Refuse, *, close: bool = False) -> bool:
     """`answer` for a refusal, in the shape for the current request's client."""
-    agents = connection.request.get("user-agent") if connection.request is not None else ()
-    return await answer(connection, rendered(refuse, agents[0] if agents else ""), close=close)
+    asked = connection.request
+    agents = asked.get("user-agent") if asked is not None else ()
+    at_connect = asked is not None and asked.method == "CONNECT"
+    return await answer(connection, rendered(refuse, agents[0] if agents else "", at_connect=at_connect), close=close)

@@ -47,10 +47,11 @@ class Rendered:
     body: bytes
 
 
-def render(refusal: Refusal, shape: str = "problem") -> Rendered:
+def render(refusal: Refusal, shape: str = "problem", *, at_connect: bool = False) -> Rendered:
     """Return the answer for `refusal` in `shape`: one of rules.service.NATIVES, `git-push` or `lfs`.
 
-    An unknown shape is rendered as problem. Never raises.
+    An unknown shape is rendered as problem. `at_connect`: it answers a CONNECT, of which clients show the phrase alone.
+    Never raises.
     """
     row = reason(refusal.code)
     document = problem(refusal)
@@ -80,7 +81,7 @@ def render(refusal: Refusal, shape: str = "problem") -> Rendered:
         # huggingface_hub shows this header and not the body.
         headers.append(("x-error-message", " ".join(_lines(document)).encode("ascii", "replace").decode("ascii")))
     phrase = REFUSAL_TITLE
-    if shape in _PHRASE_SHOWN:
+    if at_connect or shape in _PHRASE_SHOWN:
         phrase = f"{REFUSAL_TITLE}: {row.code}, {document['request_id']}".encode("ascii", "replace").decode("ascii")
     return Rendered(status=status, phrase=phrase, headers=tuple(headers), body=body)
 

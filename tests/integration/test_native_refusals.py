@@ -201,6 +201,13 @@ def npm_install(scene: Scene, folder: Path, name: str) -> Completed:
     )
 
 
+def npm_elsewhere(scene: Scene, folder: Path) -> Completed:
+    """Refused at CONNECT: no rule inspects that port, so nobody knows whether TLS would follow."""
+    return scene.agent.command(
+        "npm", "view", "x", "--registry", "https://nowhere.test:9443/", env=npm_environment(folder)
+    )
+
+
 def npm_environment(folder: Path) -> dict[str, str]:
     return NPM | {"npm_config_cache": str(folder / "npm-cache")}
 
@@ -306,6 +313,7 @@ CLIENTS: dict[str, tuple[str, Callable[[Scene, Path], Completed]]] = {
     "pip: a file": ("pip", pip),
     "uv: a file": (UV, uv_artefact),
     "npm: a tarball": ("npm", lambda scene, folder: npm_install(scene, folder, "exeat-hello")),
+    "npm: a port of no rule": ("npm", npm_elsewhere),
     "npm: a package": ("npm", lambda scene, folder: npm_install(scene, folder, "exeat-closed")),
     "pnpm: a tarball": ("pnpm", pnpm),
     "go: a version": ("go", lambda scene, folder: go(scene, folder, "git.test/closed/m@v1.0.0")),
@@ -359,7 +367,7 @@ def test_a_client_shows_the_reason_and_the_request_and_looks_nowhere_else(
     assert all(str(one["reason"]) in said and (one.get("rule") or "") in said for one in told), said
     assert "Exeat" in said, said
     assert scene.received("other") == []
-    asked = Counter(f"{one['method']} {one['path']}" for one in refused)
+    asked = Counter(f"{one['method']} {one.get('path')}" for one in refused)
     what, often = AGAIN.get(name, ("", 1))
     assert all(count <= (often if line == what else 1) for line, count in asked.items()), asked
     permitted = [one for one in scene.records() if one["event"] == "request.intent"]

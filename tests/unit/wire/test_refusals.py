@@ -84,6 +84,13 @@ def test_where_a_body_is_shown_the_phrase_is_the_title(shape: str) -> None:
     assert render(Refusal(code="no-rule", request_id="req_x"), shape).phrase == "Refused by Exeat policy"
 
 
+@pytest.mark.parametrize("shape", ["git", "problem", "openai", "pypi"])
+def test_an_answer_to_connect_names_reason_and_request_in_its_phrase(shape: str) -> None:
+    """pip, npm and gem show that much of a tunnel that is refused; curl and git show the status alone."""
+    answer = render(Refusal(code="no-rule", request_id="req_x"), shape, at_connect=True)
+    assert answer.phrase == "Refused by Exeat policy: no-rule, req_x"
+
+
 def test_uv_shows_title_and_detail() -> None:
     """So the detail names reason, request and rule; the title is not in it again."""
     document = json.loads(render(Refusal(code="denied-by-rule", request_id="req_x", rule="dev/r"), "pypi").body)
