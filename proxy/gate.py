@@ -661,6 +661,20 @@ class Gate:
         task.add_done_callback(self._ended)
         await asyncio.shield(task)
 
+    async def alarm(self, passage: Forward | Handoff) -> None:
+        """A placeholder was seen in a body that no operation judges: on record beside the intent (RULINGS 4.4).
+
+        Never raises but CancelledError.
+        """
+        owed = self._open.get(passage.request_id)
+        if owed is None or passage.permit.restrictions.placeholders_inert:
+            return
+        fields: records.Fields = {**owed[1], "reason": "placeholder-misuse", "place": "body"}
+        try:
+            await self._write(records.event("placeholder.misused", fields))
+        except AuditUnavailable:
+            self.lost_outcomes += 1
+
     def missed(self, passage: Handoff) -> None:
         """The broker's answer to `passage`, which is still open, is a 404."""
         if (owed := self._open.get(passage.request_id)) is not None:

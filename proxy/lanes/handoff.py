@@ -13,14 +13,13 @@ import asyncio
 import contextlib
 from typing import Final, assert_never
 
-from net.exchange import ClientSide
 from net.few import Busy, Few
 from net.http1 import ServerConnection
 from net.stream import ByteStream, StreamBroken
 from proxy.answers import refuse_with
 from proxy.brokerlink import BrokerLink, BrokerUnavailable, HandoffBroken, HandoffExchange, HandoffRequest
 from proxy.gate import Gate, Handoff, Refuse, reply_to
-from proxy.lanes.judged import Judged, Resumed
+from proxy.lanes.judged import Judged, Watched
 from proxy.liveset import live_key
 from proxy.ports import LiveHandle, LiveSet
 from proxy.records import Outcome
@@ -200,15 +199,17 @@ class BrokerLane:
     ) -> None:
         """The request body, piece by piece, without what was sent to be judged; what breaks cancels the call."""
         counted = "content-length" in {name for name, _ in passage.facts.headers}
-        client: ClientSide = connection
-        if judged is not None:
-            client = Resumed(connection, judged.behind or b"")
+        client = Watched(connection, b"" if judged is None else judged.behind or b"")
+        told = False
         try:
             if judged is not None and not counted and not self._gate.charge_upload(passage, len(judged.data)):
                 raise HeadRefused("body-too-large", "the hour's upload is used up")
             while (piece := await client.read_body()) is not None:
                 if not counted and not self._gate.charge_upload(passage, len(piece)):
                     raise HeadRefused("body-too-large", "the hour's upload is used up")
+                if client.found and not told:
+                    told = True
+                    await self._gate.alarm(passage)
                 await exchange.send_body(piece)
             await exchange.finish_body()
         except HeadRefused as refused:

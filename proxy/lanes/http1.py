@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from net.dial import DialError, DialTarget
-from net.exchange import AnswerRefused, ClientSide, ExchangeResult, OutgoingRequest, exchange
+from net.exchange import AnswerRefused, ExchangeResult, OutgoingRequest, exchange
 from net.few import Busy
 from net.http1 import ServerConnection
 from net.pool import Lease, Pool, PoolKey
@@ -35,7 +35,7 @@ from proxy.gate import Forward, Gate, Handoff, NeedsBody, Refuse
 from proxy.help import HelpHost, HelpRefused, is_help
 from proxy.identity import Identified, same_identity
 from proxy.lanes.handoff import BrokerLane
-from proxy.lanes.judged import Judged, Resumed
+from proxy.lanes.judged import Judged, Watched
 from proxy.lanes.tools import Tools
 from proxy.limits import BodyShare, RefusalPace
 from proxy.liveset import live_key
@@ -44,6 +44,7 @@ from proxy.records import Outcome, Seen
 from rules.explicit import Stated
 from rules.facts import FactsRefused, RequestFacts, TunnelFacts
 from rules.names import OWN_NAME, Host, Scheme
+from rules.placeholders import find
 from rules.reasons import reason
 from wire.heads import (
     NO_BODY,
@@ -236,6 +237,8 @@ class Http1Lane:
                 verdict = await self._gate.refuse_waiting(verdict, "body-not-judged")
             else:
                 verdict = await self._gate.body(verdict, body)
+        elif not isinstance(verdict, Refuse) and find((made.body or b"").decode("latin-1")):
+            await self._gate.alarm(verdict)  # as in a body that streams
         # Who asks like this reads our own form of a refusal, not the service's.
         judged = None if made.body is None else Judged(data=made.body)
         return await self._carry_out(visit, head, replace(verdict, native="problem"), judged)
@@ -352,10 +355,12 @@ class Http1Lane:
                 reserved, limit = self._reserve(passage, limit)
             request = outgoing(head, passage, framing, judged, limit)
             shaped = _PlainAnswer()
-            client: ClientSide = connection
-            if judged is not None and judged.behind is not None:
-                client = Resumed(connection, judged.data + judged.behind)
+            client = Watched(
+                connection, b"" if judged is None or judged.behind is None else judged.data + judged.behind
+            )
             result = await exchange(client, lease.connection, request, on_response=shaped)
+            if client.found:
+                await gate.alarm(passage)
             outcome = outcome_of(result, lease, cut)
             again = (
                 not fresh

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from net.exchange import ClientSide
 from net.stream import Headers
+from rules.placeholders import CORE_LENGTH, find
 from wire.heads import Framing, ResponseHead
+
+WATCHED_BYTES: Final = 256 * 1024
+"""Of a streamed body in which placeholders are looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +71,30 @@ class Resumed:
 
     def on_broken(self, callback: Callable[[], None] | None) -> None:
         self._side.on_broken(callback)
+
+
+class Watched(Resumed):
+    """Resumed, and a look at the first WATCHED_BYTES that pass: a placeholder there is an alarm (RULINGS 4.4)."""
+
+    def __init__(self, side: ClientSide, ahead: bytes = b"") -> None:
+        super().__init__(side, ahead)
+        self.found = False
+        self._left = WATCHED_BYTES
+        self._tail = b""
+
+    async def read_body(self) -> bytes | None:
+        piece = await super().read_body()
+        self._look(piece)
+        return piece
+
+    def read_body_nowait(self) -> tuple[bytes | None, bool]:
+        piece, ready = super().read_body_nowait()
+        self._look(piece)
+        return piece, ready
+
+    def _look(self, piece: bytes | None) -> None:
+        if piece and self._left > 0 and not self.found:
+            text = self._tail + piece[: self._left]
+            self.found = bool(find(text.decode("latin-1")))
+            self._tail = text[-(CORE_LENGTH - 1) :]
+            self._left -= len(piece)

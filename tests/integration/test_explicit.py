@@ -35,6 +35,7 @@ roles:
         query: {expand: [items]}
         credential: api
         result: {keep: [id, status]}
+      - {name: note, host: site.test, methods: [POST], paths: [/note]}
       - name: release
         host: api.test
         methods: [POST]
@@ -172,9 +173,15 @@ def test_a_page_elsewhere_cannot_ask(scene: Scene, name: str, extra: tuple[str, 
 def test_what_is_offered_is_what_the_role_permits(scene: Scene) -> None:
     """Expect names, effects, bindings and schemas of this sandbox's own role."""
     listed = scene.box.curl(f"{HELP}/operations").json()
-    assert [entry["name"] for entry in listed["operations"]] == ["orders.list", "orders.read", "release", "site.read"]
+    assert [entry["name"] for entry in listed["operations"]] == [
+        "note",
+        "orders.list",
+        "orders.read",
+        "release",
+        "site.read",
+    ]
     one = scene.box.curl(f"{HELP}/operations/orders.read").json()
-    assert one == listed["operations"][1]
+    assert one == listed["operations"][2]
     assert one["effect"] == "read"
     assert one["input"]["properties"]["path"]["required"] == ["id"]
 
@@ -195,6 +202,15 @@ def test_a_body_is_judged_and_sent(scene: Scene) -> None:
     code, _ = scene.post("operations/release", {"body": {"service": "shop", "version": "1.4"}})
     assert code == 200
     assert bytes(scene.api.received[-1].body) == b'{"service":"shop","version":"1.4"}'
+
+
+def test_a_placeholder_in_a_body_that_nobody_judges_is_an_alarm(scene: Scene) -> None:
+    """Expect it to be sent, as in a body that streams, and the alarm to name the request."""
+    code, _ = scene.post("operations/note", {"body": {"text": next(iter(scene.box.placeholders.values()))}})
+    assert code == 200
+    intent = scene.gateway.records(event="request.intent")[-1]
+    (alarm,) = scene.gateway.records(event="placeholder.misused")
+    assert alarm["request_id"] == intent["request_id"]
 
 
 def test_a_plain_operation_streams_its_answer(scene: Scene) -> None:
@@ -220,7 +236,7 @@ def test_an_mcp_client_finds_granted_operations_as_tools(scene: Scene, mode: str
     done = scene.box.command(sys.executable, "-c", CLIENT, f"{HELP}/mcp", mode, json.dumps(calls))
     assert done.code == 0, done.err[-3000:]
     told = done.json()
-    assert told["tools"] == ["orders_list", "orders_read", "release", "site_read", "why_refused"]
+    assert told["tools"] == ["note", "orders_list", "orders_read", "release", "site_read", "why_refused"]
     (ok, order), (bad, closed), (no, unknown), (fine, why) = told["told"]
     assert (ok, json.loads(order)) == (False, {"id": 7, "status": "paid"})
     assert bad is True

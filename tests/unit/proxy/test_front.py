@@ -17,6 +17,7 @@ from proxy.help import env_script
 from proxy.limits import LimitTable
 from proxy.ports import Channel
 from rules.names import Host, SandboxId
+from rules.placeholders import make
 from rules.policy import DestinationDef
 from tests.support.fakes import OTHER_TOKEN, SHARED, TOKEN, registered, sandbox
 from tests.support.origins import Origin, head
@@ -578,6 +579,30 @@ async def test_what_a_sandbox_holds_of_judged_bodies_is_bounded_over_its_connect
     post(again, 1000)
     assert (await again.answer()).status == 403
     assert [record["reason"] for record in house.records("request.refused")].count("too-many-requests") == 1
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 40], ids=["whole", "split", "byte by byte"])
+async def test_a_placeholder_in_a_body_that_streams_is_an_alarm(pieces: int) -> None:
+    """4.4: nobody judges it, so it goes on; the log has one alarm beside the intent, and no byte of the placeholder."""
+    held = make("sk_{32}", bytes(range(40)))
+    body = b"k=" + held.encode() + b"&x=" + b"y" * 40
+    async with Origin("api.test", tls=False) as origin:
+        there = {"port": origin.port, "scheme": "http", "methods": ["POST"], "effect": "write"}
+        rules = policy(rule("dev/up", op("dev/up", "api.test", ["/up"], **there)), destinations=[destination(origin)])
+        house = House(rules, origins=[origin])
+        at = f"api.test:{origin.port}"
+        for sent in (body, b"k=" + held.lower().encode()):
+            client = house.connect()
+            client.send(get(f"http://{at}/up", at, f"Content-Length: {len(sent)}", method="POST"))
+            size = -(-len(sent) // pieces)
+            for start in range(0, len(sent), size):
+                client.send(sent[start : start + size])
+                await asyncio.sleep(0)
+            assert (await client.answer()).status == 200
+        (alarm,) = house.records("placeholder.misused")
+        intent = house.records("request.intent")[0]
+        assert (alarm["request_id"], alarm["reason"]) == (intent["request_id"], "placeholder-misuse")
+        assert held[3:] not in json.dumps([alarm, intent])
 
 
 async def test_a_denied_upload_is_answered_before_its_body() -> None:

@@ -202,6 +202,22 @@ async def test_a_permitted_call_carries_evidence_and_the_slot_and_streams_both_w
     assert dialer.asked == []
 
 
+async def test_a_placeholder_in_a_streamed_body_is_an_alarm_beside_the_hand_off() -> None:
+    """4.4: once, however often it stands there; the call itself goes on."""
+    answers = [Continue(), AnswerHead(status=200, reason="OK", headers=()), AnswerEnd()]
+    house, _ = await shop(answers, reads_body=True)
+    client = await house.tunnel("shop.test:443", tls="shop.test")
+    body = f"{PLACEHOLDER} {PLACEHOLDER}"
+    client.send(
+        f"POST /v1/orders/7 HTTP/1.1\r\nHost: shop.test\r\nX-Api-Key: {PLACEHOLDER}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n{body}"
+    )
+    assert (await client.answer()).status == 200
+    (alarm,) = house.records("placeholder.misused")
+    (handed,) = house.records("request.handoff")
+    assert alarm["request_id"] == handed["request_id"]
+
+
 async def test_ending_the_sandbox_cuts_a_hand_off_in_progress() -> None:
     """The executor is told to abort and the client's message is cut."""
     house, _ = await shop([Continue()], hang=True)
