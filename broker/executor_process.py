@@ -108,7 +108,7 @@ class _Process:
             clock=self._clock,
             on_cut=lambda message: executor.cut(message),
             on_drain=self._drain,
-            on_floor=self._clock.raise_floor,
+            on_floor=self._clock.lower_floor,  # also down, where an operator reset the vault's
         )
         share_the_interpreter()
         lookups = Lookups(SystemResolver(), clock=time.monotonic)

@@ -6,7 +6,7 @@ import time
 
 
 class SystemClock:
-    """A proxy.ports.Clock. The floor only grows: a clock set back revives no sandbox."""
+    """A proxy.ports.Clock. The floor is the vault's: a clock set back revives no sandbox."""
 
     def __init__(self) -> None:
         self._floor = 0.0
@@ -17,6 +17,6 @@ class SystemClock:
     def boot(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def raise_floor(self, floor: float) -> None:
-        """Take over the highest wall time that the vault recorded."""
-        self._floor = max(self._floor, floor)
+    def follow(self, floor: float) -> None:
+        """Take over the highest wall time that the vault recorded. It is a lower one only after an operator's reset."""
+        self._floor = floor

@@ -435,7 +435,7 @@ class Worker:
         self._link.arm(name, key)
 
     def floor(self, now_floor: float) -> None:
-        self._clock.raise_floor(now_floor)
+        self._clock.follow(now_floor)
 
     async def snapshot(self, generation: int, document: bytes) -> bool:
         try:
