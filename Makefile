@@ -5,7 +5,7 @@ PY := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE := 1
 T ?=
 
-.PHONY: help setup demo test check format lint types imports unit integration soak docs bench bench-neighbour attacks corpus fuzz lock clean
+.PHONY: help setup demo test check format lint types imports unit integration soak docs bench bench-decide bench-neighbour attacks corpus fuzz lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -61,6 +61,9 @@ fuzz: setup  ## hostile bytes for every parser, a minute each (FUZZ_SECONDS=5 sh
 
 bench: setup  ## measure beside direct, tunnel, mitmproxy and Squid; writes bench/RESULTS.md
 	@$(PY) bench/run.py
+
+bench-decide: setup  ## measure a decision by number of rules and by body; writes bench/DECIDE.md
+	@$(PY) bench/decide.py
 
 bench-neighbour: setup  ## measure what one sandbox's abuse costs another one; writes bench/NEIGHBOUR.md
 	@sh deploy/bench-packages.sh

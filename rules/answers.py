@@ -8,7 +8,7 @@ convenience and hygiene; what protects is that each call is judged by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rules.decision import AnswerSpec
@@ -22,7 +22,7 @@ _LFS = "lfs_batch"
 
 
 def answer_spec(
-    matched: Sequence[Operation], allowing: Sequence[Rule], facts: RequestFacts, *, credentialed: bool = True
+    matched: Sequence[Operation], allowing: Iterable[Rule], facts: RequestFacts, *, credentialed: bool = True
 ) -> AnswerSpec | None:
     """Return what is to be done to the answer of a request that is `matched`, or None where it passes as it is.
 

@@ -24,6 +24,7 @@ from rules.policy import (
     Effect,
     HeadSpec,
     HostPattern,
+    HostRules,
     Operation,
     PathPattern,
     PlaceholderSpec,
@@ -112,6 +113,8 @@ def _role(name: str, value: Any, operations: Mapping[str, Operation]) -> Role:
         dns=cast("Dns", _one_of(whole["dns"], get_args(Dns), "dns")),
         exact={host: tuple(found) for host, found in exact.items()},
         wild=tuple(wild),
+        index={host: HostRules.of(found, host) for host, found in exact.items()},
+        index_wild=HostRules.of(wild),
     )
 
 

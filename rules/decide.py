@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from rules.answers import answer_spec
 from rules.arguments import Value, pairs
@@ -40,7 +41,7 @@ from rules.facts import RequestFacts, Sandbox, TunnelFacts
 from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, match_operation, misfit
 from rules.names import OWN_NAME, CredentialRef, Destination, Host
 from rules.placeholders import Found, find_in_head
-from rules.policy import CredentialDef, Effect, Operation, Policy, Role, Rule
+from rules.policy import CredentialDef, Effect, HostRules, Operation, Policy, Role, Rule
 
 BASE_REQUEST_HEADERS = frozenset(
     {
@@ -76,6 +77,7 @@ READ_UPLOAD = 1 << 20
 """Bytes that a read may send where neither rule nor operation says otherwise (RULINGS 4.7)."""
 
 _ARGUMENT = NEARNESS.index("argument")
+_PATH = NEARNESS.index("path")
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}\Z")
 _METHODS_NEVER = frozenset({"TRACE", "TRACK", "CONNECT", "DEBUG", "PRI"})
 # Rails and friends, OData, Google: keys and headers that turn one method into another after it was judged.
@@ -92,25 +94,21 @@ def decide_tunnel(policy: Policy, sandbox: Sandbox, facts: TunnelFacts, now: flo
     if isinstance(refused, Denied):
         return refused
     role = refused
-    tunnels: list[Rule] = []
-    inspecting: list[Rule] = []
+    places = role.places(facts.host)
     unseen: Rule | None = None
+    for rule in _denying(places):
+        if not rule.operations and covers(rule, facts.host, facts.port):
+            return _denied_by(rule)
+        if unseen is None and reaches(rule, facts.host, facts.port):
+            unseen = rule
+    tunnels = [rule for place in places for rule in place.tunnels if covers(rule, facts.host, facts.port)]
+    tunnels.sort(key=lambda rule: rule.id)
+    protocols: frozenset[str] = frozenset()
     clear_text = False
-    for rule in sorted(role.rules_for(facts.host), key=lambda rule: rule.id):
-        if rule.action == "deny":
-            if not rule.operations and covers(rule, facts.host, facts.port):
-                return _denied_by(rule)
-            if unseen is None and reaches(rule, facts.host, facts.port):
-                unseen = rule
-        elif rule.tunnel:
-            if covers(rule, facts.host, facts.port):
-                tunnels.append(rule)
-        else:
-            reached = [op for op in rule.operations if op.port == facts.port and on_host(op, facts.host)]
-            if reached:
-                inspecting.append(rule)
-                clear_text = clear_text or any(op.scheme == "http" for op in reached)
-    if (tunnels and inspecting) or len({rule.protocol for rule in inspecting}) > 1:
+    for place in places:
+        there, clear = _inspected(place, facts)
+        protocols, clear_text = protocols | there, clear_text or clear
+    if (tunnels and protocols) or len(protocols) > 1:
         return Denied(reason="ambiguous-rules", message=role.message)
     if tunnels and unseen is not None:
         return _denied_by(unseen)  # in a tunnel nobody sees which operation it is: what is denied there denies it all
@@ -128,7 +126,7 @@ def decide_tunnel(policy: Policy, sandbox: Sandbox, facts: TunnelFacts, now: flo
             max_seconds=_least(rule.max_seconds for rule in tunnels),
             reason=first.tunnel_reason,
         )
-    if not inspecting:
+    if not protocols:
         return Denied(reason="no-rule", message=role.message, remedy=_other_port(role, facts))
     return TunnelPermit(
         sandbox=sandbox,
@@ -137,9 +135,27 @@ def decide_tunnel(policy: Policy, sandbox: Sandbox, facts: TunnelFacts, now: flo
         port=facts.port,
         inspected=True,
         clear_text=clear_text,
-        protocol=inspecting[0].protocol,
+        protocol=next(iter(protocols)),
         server_name=_names_itself(policy, facts.host),
     )
+
+
+def _denying(places: Sequence[HostRules]) -> Sequence[Rule]:
+    """Deny rules, in order of their ids."""
+    return sorted((rule for place in places for rule in place.denying), key=lambda rule: rule.id)
+
+
+def _inspected(place: HostRules, facts: TunnelFacts) -> tuple[frozenset[str], bool]:
+    """The protocols of the rules for this host and port, and whether one of them is in clear text."""
+    if place.inspected is not None:
+        return place.inspected.get(facts.port, (frozenset(), False))
+    found = [
+        (rule.protocol, op.scheme)
+        for rule in place.allowing
+        for op in rule.operations
+        if op.port == facts.port and on_host(op, facts.host)
+    ]
+    return frozenset(protocol for protocol, _ in found), any(scheme == "http" for _, scheme in found)
 
 
 def _other_port(role: Role, facts: TunnelFacts) -> str:
@@ -168,25 +184,25 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     always = _refused_always(facts)
     if always is not None:
         return always
-    rules = sorted(role.rules_for(destination.host), key=lambda rule: rule.id)
+    places = role.places(destination.host)
     # 3
-    for rule in rules:
-        if rule.action == "deny" and deny_matches(rule, facts, sandbox):
+    for rule in _denying(places):
+        if deny_matches(rule, facts, sandbox):
             return _denied_by(rule)
-    allowing = [rule for rule in rules if rule.action == "allow" and not rule.tunnel]
     # 4
-    if destination.scheme == "http" and _clear_text_unwanted(allowing, destination):
+    if destination.scheme == "http" and _clear_text_unwanted(_allowing(places), destination):
         return Denied(reason="clear-text-refused", message=role.message)
     # 5
     found = find_in_head(facts)
-    if found and not _in_some_slot(policy, allowing, destination, found):
+    if found and not _in_some_slot(policy, _allowing(places), destination, found):
         return Denied(reason="placeholder-misuse", message=role.message)
     # 6
-    candidates, needs, near = _ask(allowing, facts, sandbox)
+    asked = [rule for place in places for rule in place.near(facts.path.segments)]
+    candidates, needs, near = _ask(asked, facts, sandbox)
     if needs is not None:
         return needs
     if not candidates:
-        return _nothing_matched(role, near)
+        return _nothing_matched(role, _nearest(places, facts, sandbox, near))
     if facts.upgrade is not None:
         candidates = [candidate for candidate in candidates if candidate.op.websocket]
         if not candidates:
@@ -196,7 +212,7 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     if isinstance(merged, Denied):
         return merged
     restrictions, credential = merged
-    answer = answer_spec([one.op for one in candidates], allowing, facts, credentialed=credential is not None)
+    answer = answer_spec([one.op for one in candidates], _allowing(places), facts, credentialed=credential is not None)
     restrictions = replace(restrictions, answer=answer)
     # 8
     refusal = foreign_authority([candidate.op for candidate in candidates], facts, credential, restrictions, found)
@@ -269,13 +285,18 @@ def _denied_by(rule: Rule) -> Denied:
 # --- 4, 5: clear text and placeholders of the head ---
 
 
-def _clear_text_unwanted(allowing: Sequence[Rule], destination: Destination) -> bool:
+def _allowing(places: Sequence[HostRules]) -> Iterable[Rule]:
+    """Every allow rule that inspects, in no order."""
+    return chain.from_iterable(place.allowing for place in places)
+
+
+def _clear_text_unwanted(allowing: Iterable[Rule], destination: Destination) -> bool:
     """True if the host is known over TLS only: saying so helps more than `no-rule`."""
     reached = [op for rule in allowing for op in rule.operations if on_host(op, destination.host)]
     return bool(reached) and not any(op.scheme == "http" and op.port == destination.port for op in reached)
 
 
-def _in_some_slot(policy: Policy, allowing: Sequence[Rule], destination: Destination, found: Sequence[Found]) -> bool:
+def _in_some_slot(policy: Policy, allowing: Iterable[Rule], destination: Destination, found: Sequence[Found]) -> bool:
     names = {rule.credential for rule in allowing if rule.credential is not None}
     usable = [policy.credentials[name] for name in names if name in policy.credentials]
     slots = [credential for credential in usable if credential.binds(destination)]
@@ -336,6 +357,25 @@ def _ask(
                 near = _Near(depth=depth, rule=rule, op=op, argument=wrong if depth == _ARGUMENT else None)
     candidates.sort(key=lambda candidate: candidate.key)
     return candidates, needs, near
+
+
+def _nearest(places: Sequence[HostRules], facts: RequestFacts, sandbox: Sandbox, near: _Near | None) -> _Near | None:
+    """`near`, or what comes nearer of the rules that were not asked: their paths begin otherwise.
+
+    In order of their ids; the first that fails at its path alone is the nearest that there can be among them.
+    """
+    if near is not None and near.depth > _PATH:
+        return near
+    for place in places:
+        for rule in place.allowing:
+            _, _, one = _ask([rule], facts, sandbox)
+            if one is not None and (
+                near is None or (-one.depth, one.rule.id, one.op.id) < (-near.depth, near.rule.id, near.op.id)
+            ):
+                near = one
+            if one is not None and one.depth == _PATH:
+                break
+    return near
 
 
 def _nothing_matched(role: Role, near: _Near | None) -> Denied:

@@ -7,7 +7,8 @@ executors receive the document and call `compile_policy` (rules/compile.py), so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from typing import Any, Literal
@@ -18,6 +19,8 @@ Effect = Literal["read", "write", "mint", "execute", "disclose"]
 ANSWERS = ("lfs_batch", "mcp_tools")
 """`lfs_batch`: behind a credential, without the signed URLs and tokens that a forge adds (broker/lfs.py).
 `mcp_tools`: of the tools that a server lists only those that the rules grant (rules/answers.py)."""
+INDEXED = 8
+"""Segments of a path by which rules are found. What they share beyond that is compared one by one."""
 Sni = Literal["required", "optional"]
 Dns = Literal["synthetic", "strict"]
 
@@ -278,6 +281,53 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostRules:
+    """Some rules, each list sorted by id, and where to look for what a request may meet: a decision asks no others."""
+
+    denying: tuple[Rule, ...] = ()
+    tunnels: tuple[Rule, ...] = ()
+    allowing: tuple[Rule, ...] = ()
+    """Allow rules that are no tunnels."""
+    under: Mapping[tuple[str, ...], tuple[Rule, ...]] = field(default_factory=dict)
+    """The literal segments with which a path pattern begins, at most INDEXED -> those of `allowing` that have one."""
+    inspected: Mapping[int, tuple[frozenset[str], bool]] | None = None
+    """Port -> protocols of the rules there, and whether one is in clear text. None: look at every rule."""
+
+    @classmethod
+    def of(cls, rules: Iterable[Rule], host: str | None = None) -> HostRules:
+        """Index `rules`. `host`: they hold exact hosts alone, and are asked about this one."""
+        ordered = sorted(rules, key=lambda rule: rule.id)
+        allowing = tuple(rule for rule in ordered if rule.action == "allow" and not rule.tunnel)
+        under: dict[tuple[str, ...], list[Rule]] = {}
+        inspected: dict[int, tuple[frozenset[str], bool]] = {}
+        for rule in allowing:
+            for begin in {_leading(pattern) for op in rule.operations for pattern in op.paths}:
+                under.setdefault(begin, []).append(rule)
+            for op in rule.operations:
+                if any(pattern.suffix == host for pattern in op.hosts):
+                    protocols, clear = inspected.get(op.port, (frozenset(), False))
+                    inspected[op.port] = (protocols | {rule.protocol}, clear or op.scheme == "http")
+        return cls(
+            denying=tuple(rule for rule in ordered if rule.action == "deny"),
+            tunnels=tuple(rule for rule in ordered if rule.action == "allow" and rule.tunnel),
+            allowing=allowing,
+            under={begin: tuple(found) for begin, found in under.items()},
+            inspected=None if host is None else inspected,
+        )
+
+    def near(self, segments: tuple[str, ...]) -> tuple[Rule, ...]:
+        """Those of `allowing` of which some pattern's literal beginning is that of a path with these segments."""
+        lengths = range(min(len(segments), INDEXED) + 1)
+        found = [rule for length in lengths for rule in self.under.get(segments[:length], ())]
+        return tuple({rule.id: rule for rule in found}.values())
+
+
+def _leading(pattern: PathPattern) -> tuple[str, ...]:
+    literal = itertools.takewhile(lambda segment: segment is not None, pattern.segments[:INDEXED])
+    return tuple(str(segment) for segment in literal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
     name: str
     rules: tuple[Rule, ...]
@@ -290,12 +340,22 @@ class Role:
     """Host index made by rules.compile: exact host text -> its rules. None (hand-made roles): look at every rule."""
     wild: tuple[Rule, ...] = ()
     """With `exact`: the rules that hold a wildcard."""
+    index: Mapping[str, HostRules] = field(default_factory=dict)
+    """With `exact`: the same, for decisions."""
+    index_wild: HostRules = HostRules()
 
     def rules_for(self, host: Host) -> tuple[Rule, ...]:
         """Every rule that can speak about `host`, and possibly more."""
         if self.exact is None:
             return self.rules
         return self.exact.get(host.text, ()) + self.wild
+
+    def places(self, host: Host) -> tuple[HostRules, ...]:
+        """Every rule that can speak about `host`, and possibly more, each once."""
+        if self.exact is None:
+            return (HostRules.of(self.rules),)
+        found = self.index.get(host.text)
+        return (self.index_wild,) if found is None else (found, self.index_wild)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ The same vectors go through live lanes in tests/integration/test_operation_corpu
 
 from __future__ import annotations
 
+import itertools
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
@@ -12,13 +14,14 @@ import pytest
 
 from rules.arguments import grouped
 from rules.catalogue import services_with_tests
+from rules.decide import decide_tunnel
 from rules.decision import Denied, Held, Permit
-from rules.facts import FactsRefused
+from rules.facts import FactsRefused, TunnelFacts
 from rules.matching import Matched, match_operation
-from rules.policy import Policy
+from rules.policy import HostRules, Policy
 from rules.reasons import reason
 from tests.support.operationcases import NOTHING, Vector, corpus, decide, facts_of, policy_of, policy_text
-from tests.support.policies import sandbox
+from tests.support.policies import NOW, sandbox
 
 VECTORS = corpus().vectors
 SERVICES = services_with_tests()
@@ -65,6 +68,23 @@ def test_the_corpus_is_large_and_says_why() -> None:
             seen[service].add("deny" if one.verdict == "deny" else "grant")
     assert {name for name, both in seen.items() if "deny" not in both} == set()
     assert {name for name, both in seen.items() if "grant" not in both} == set()
+
+
+@pytest.mark.parametrize("role", corpus().roles)
+def test_looking_rules_up_changes_no_decision(role: str) -> None:
+    """Expect the very decision, remedy and all, that comes of asking every rule of the role."""
+    found = policy().roles[role]
+    every = HostRules.of(found.rules)
+    slow = replace(found, index={}, index_wild=replace(every, under={(): every.allowing}))
+    asked = replace(policy(), roles={role: slow})
+    box = sandbox(role)
+    for number, vector in enumerate(VECTORS):
+        if vector.role == role or number % 29 == 0:
+            assert decide(asked, box, vector) == decide(policy(), box, vector), vector.name
+    for host, port in itertools.product(sorted({vector.authority.partition(":")[0] for vector in VECTORS}), (80, 443)):
+        with suppress(FactsRefused):
+            place = TunnelFacts.build(f"{host}:{port}")
+            assert decide_tunnel(asked, box, place, NOW) == decide_tunnel(policy(), box, place, NOW), place
 
 
 def recognised(vector: Vector) -> set[tuple[str, str]]:
