@@ -16,6 +16,7 @@ from urllib.parse import unquote_to_bytes
 from rules.arguments import Value
 from rules.facts import RequestFacts
 from rules.operations.media import is_type
+from rules.shapes import SHAPES
 
 MAX_FIELDS = 1000
 MAX_NAME = 200
@@ -49,6 +50,8 @@ def evaluate(params: Mapping[str, Any], body: bytes, facts: RequestFacts) -> Map
         return None
     if not all(name in fields for name in params.get("required", ())):
         return None
+    if any(name in fields and SHAPES[shape](fields[name]) is None for name, shape in params.get("shapes", {}).items()):
+        return None
     found: dict[str, Value] = {}
     for argument, name in params.get("arguments", {}).items():
         if name in fields:
@@ -63,8 +66,9 @@ def check(params: Mapping[str, Any]) -> None:
 
     `arguments`: argument -> field. `required`: fields that must be there. `fields`: all that may be there (`a` also
     stands for `a[...]`); without it any but those of AUTHORITY, of OVERRIDES and of `refuse`.
+    `shapes`: field -> what its value may be, a shape of rules/shapes.py.
     """
-    if not params.keys() <= {"arguments", "required", "fields", "refuse"}:
+    if not params.keys() <= {"arguments", "required", "fields", "refuse", "shapes"}:
         raise ValueError("unknown parameter of a form")
     named = params.get("arguments", {})
     if not isinstance(named, Mapping) or not all(
@@ -72,6 +76,9 @@ def check(params: Mapping[str, Any]) -> None:
         for argument, name in named.items()
     ):
         raise ValueError("arguments map a name to a field")
+    shapes = params.get("shapes", {})
+    if not isinstance(shapes, Mapping) or not set(shapes.values()) <= SHAPES.keys():
+        raise ValueError("shapes map a field to a shape")
     for key in ("required", "fields", "refuse"):
         listed = params.get(key, ())
         if not isinstance(listed, list | tuple) or not all(
