@@ -233,7 +233,8 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     # Words to be said, and pauses: other verbs fetch addresses, record, or call somebody else.
     "twiml-words": _shape(
         r"(?:<\?xml version=\"1\.0\" encoding=\"UTF-8\"\?>)?<Response>(?:"
-        r"<Say(?: (?:voice|language|loop)=\"[A-Za-z0-9.-]{1,40}\")*>[^<>]{1,4000}</Say>|<Pause(?: length=\"[0-9]{1,3}\")?/>)+</Response>"
+        r"<Say(?: (?:voice|language|loop)=\"[A-Za-z0-9.-]{1,40}\")*>[^<>]{1,4000}</Say>|"
+        r"<Pause(?: length=\"[0-9]{1,3}\")?/>)+</Response>"
     ),
     "uuid": _uuid,
     "go-archive": _shape(r"go[0-9][a-z0-9.-]{1,60}\.(?:tar\.gz|zip|msi|pkg)(?:\.sha256|\.asc)?"),
