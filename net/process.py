@@ -9,6 +9,7 @@ No key travels by argv or environment: argv holds one descriptor number, the res
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -19,6 +20,8 @@ import types
 import typing
 from collections.abc import Mapping
 from typing import Any
+
+import structlog
 
 MAX_BOOT = 1 << 20
 
@@ -65,18 +68,25 @@ def read_boot[T](fd: int, boot: type[T]) -> T:
 
 
 def complain(process: str, what: str, error: BaseException | None = None) -> None:
-    """Write one line to stderr: `what` is a fixed sentence; of `error` only its class and where it was raised.
+    """Write one line of key=value pairs to stderr: when, which process, and `what`, a fixed sentence.
 
-    Tracebacks with locals, and messages of foreign exceptions, may hold secrets (RULINGS 1.6).
+    Of `error` only its class and where it was raised. Tracebacks with locals, and messages of foreign exceptions, may
+    hold secrets (RULINGS 1.6), so no processor that renders exceptions is in the chain.
     """
-    line = f"{process}: {what}"
+    values = {"process": process}
     if error is not None:
-        line += f" ({type(error).__name__}{_where(error)})"
-    try:
-        sys.stderr.write(line.replace("\n", " ")[:500] + "\n")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        pass  # nobody listens; a fault report must not become a fault
+        values |= {"error": type(error).__name__, "where": _where(error)}
+    with contextlib.suppress(OSError, ValueError):  # nobody listens; a fault report must not become a fault
+        structlog.wrap_logger(structlog.WriteLogger(sys.stderr), _PROCESSORS).error(what[:500], **values)
+
+
+_PROCESSORS = (
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+    structlog.processors.LogfmtRenderer(
+        key_order=("at", "level", "process", "event", "error", "where"), drop_missing=True
+    ),
+)
 
 
 def quiet_hooks(process: str) -> None:
@@ -98,7 +108,7 @@ def _where(error: BaseException) -> str:
         return ""
     while trace.tb_next is not None:
         trace = trace.tb_next
-    return f" at {os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
+    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -109,7 +110,16 @@ def test_complaints_show_no_text_of_errors(capsys: pytest.CaptureFixture[str]) -
     shown = capsys.readouterr().err
     assert "canary-value" not in shown
     assert shown.count("\n") == 1
-    assert "ValueError at test_process.py:" in shown
+    assert " error=ValueError where=test_process.py:" in shown
+    assert " level=error process=vault event=something\\nfailed " in shown
+
+
+def test_a_complaint_that_nobody_can_read_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed stderr takes the line away and nothing else."""
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    complain("vault", "something failed")
 
 
 HARDENED = """

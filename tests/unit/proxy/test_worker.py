@@ -307,7 +307,8 @@ def test_only_faults_are_complained_of(capsys: pytest.CaptureFixture[str]) -> No
     _fault(asyncio.CancelledError())
     assert capsys.readouterr().err == ""
     _fault(KeyError("x"))
-    assert "unexpected error (KeyError" in capsys.readouterr().err
+    assert "unexpected error" in (shown := capsys.readouterr().err)
+    assert "error=KeyError" in shown
 
 
 # --- the self-check (I28) -------------------------------------------------------------------------------------------
