@@ -222,7 +222,10 @@ def _chosen(node: Node, services: Sequence[ServiceDef]) -> dict[str, tuple[tuple
             known = sorted({name for service in services for name in service.operation_names})
             effects = [effect for effect in _EFFECTS if any(service.select(effect) for service in services)]
             near = difflib.get_close_matches(word, (*known, *effects), 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join((*effects, *known))}"
+            if word in known:
+                hint = "it exists only at a base of your own (services: like:)"
+            else:
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join((*effects, *known))}"
             what = (
                 f"no operation here has the effect {word}" if word in _EFFECTS else f"no operation {shown(word)} here"
             )

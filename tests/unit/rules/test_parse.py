@@ -65,6 +65,11 @@ BAD_RULES = [
     ("- {service: npm}", "5:9: missing key operations", "a service is not a host rule"),
     ("- {service: nmp, operations: [read]}", "5:19: 'nmp' is not known here; did you mean npm?", "typo"),
     ("- {service: npm, operations: [publihs]}", "5:37: no operation 'publihs' here; did you mean publish?", "typo"),
+    (
+        "- {service: maven, operations: [deploy]}",
+        "5:39: no operation 'deploy' here; it exists only at a base of your own (services: like:)",
+        "what only a mirror has",
+    ),
     ("- {service: osv, operations: [write]}", "5:37: no operation here has the effect write; known: ", "only reads"),
     ("- {service: zzzzzzzz, operations: [read]}", " more", "a long list of names hides what is wrong"),
     ("- {name: r, host: h.test, methods: GET, paths: [/a]}", "expected a list, found text: write [GET]", "a word"),
