@@ -15,7 +15,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.support.operationcases import Corpus, Vector
+from rules.catalogue import builtin_services
+from rules.names import Host, InvalidName
+from tests.support.operationcases import NOTHING, Corpus, Vector
 from tests.support.operationlanes import LANES, Stand, why_apart, why_not_here
 
 WIDTH = 11
@@ -66,10 +68,19 @@ def main(wanted: list[str]) -> int:
 
 
 def service_of(vector: Vector, corpus: Corpus) -> str:
-    """The service that a vector is about; `-` where it is about none in particular."""
+    """The service that a vector is about: what it is, else whose host it goes to; `-` for none and for several."""
     name = vector.operation.partition("/")[0]
-    named = corpus.services_of(vector.role)
-    return name if name not in ("", "nothing") else named[0] if len(named) == 1 else "-"
+    if name not in ("", NOTHING):
+        return name
+    try:
+        host = Host.parse(vector.authority.partition(":")[0])
+    except InvalidName:
+        return "-"
+    named = [(name, builtin_services()[name]) for name in corpus.services_of(vector.role)]
+    there = [
+        name for name, service in named if any(place.pattern.matches(host) for place in service.endpoints.values())
+    ]
+    return there[0] if len(there) == 1 else "-"
 
 
 def print_table(lanes: list[str], played: Counter[tuple[str, str]], held: Counter[tuple[str, str]]) -> None:
