@@ -28,6 +28,7 @@ from rules.catalogue import builtin_services
 from tests.support.gateway import Box, Completed, TestGateway
 from tests.support.githttp import git_backend, make_repository
 from tests.support.origins import Exchange, Origin
+from tests.support.programs import lacking, program
 from tests.support.registries import (
     answering,
     make_wheel,
@@ -353,9 +354,8 @@ def test_a_client_shows_the_reason_and_the_request_and_looks_nowhere_else(
     scene: Scene, name: str, tmp_path: Path
 ) -> None:
     """C111, C119: the words are ours, the id is in the log, what was refused reached nobody, and was asked for once."""
-    program, run = CLIENTS[name]
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
+    client, run = CLIENTS[name]
+    program(client)
     scene.forget()
     done = run(scene, tmp_path)
     said = COLOURS.sub("", done.out + done.err)
@@ -427,7 +427,7 @@ def test_the_checksum_database_is_refused_in_words(scene: Scene) -> None:
     assert scene.received("modules") == []
 
 
-@pytest.mark.skipif(shutil.which("go") is None, reason="go is not installed")
+@pytest.mark.skipif(lacking("go") != "", reason=lacking("go") or "go is there")
 def test_go_does_not_ask_the_source_of_a_denied_module(scene: Scene, tmp_path: Path) -> None:
     """T27, C123: with `GOPROXY=...,direct` and a rule that would permit the source, go stops at the refusal.
 
@@ -443,7 +443,7 @@ def test_go_does_not_ask_the_source_of_a_denied_module(scene: Scene, tmp_path: P
     assert "git.test" in {one["host"] for one in scene.records()}
 
 
-@pytest.mark.skipif(shutil.which("go") is None, reason="go is not installed")
+@pytest.mark.skipif(lacking("go") != "", reason=lacking("go") or "go is there")
 def test_go_gets_a_permitted_module(scene: Scene, tmp_path: Path) -> None:
     """T27: under the same policy a module that a rule names comes."""
     scene.forget()
@@ -473,9 +473,8 @@ def refuse_another(scene: Scene, folder: Path, which: str) -> Completed:
 @pytest.mark.parametrize("which", UPLOADS)
 def test_reading_is_no_publishing(scene: Scene, which: str, tmp_path: Path) -> None:
     """A role that reads a registry uploads nothing there: no byte of the attempt arrives."""
-    program, origin, run, line = UPLOADS[which]
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
+    client, origin, run, line = UPLOADS[which]
+    program(client)
     scene.forget()
     assert run(scene, tmp_path, scene.agent).code != 0
     assert line not in scene.received(origin)
@@ -487,9 +486,8 @@ def test_a_named_publication_goes_on_for_the_package_that_the_rule_binds_and_no_
     scene: Scene, which: str, tmp_path: Path
 ) -> None:
     """The operation must be named and its package bound; another package is refused by the same rule."""
-    program, origin, run, line = UPLOADS[which]
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
+    client, origin, run, line = UPLOADS[which]
+    program(client)
     scene.forget()
     refused = refuse_another(scene, tmp_path, which)
     assert refused.code != 0

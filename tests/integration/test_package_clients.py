@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import pytest
 from tests.support.entries import Entry, entry_of
 from tests.support.gateway import TestGateway
 from tests.support.origins import Exchange, Origin
+from tests.support.programs import program
 from tests.support.registries import answering
 
 pytestmark = [pytest.mark.xdist_group("package-clients"), pytest.mark.timeout(180)]
@@ -131,13 +131,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             yield Place(archive, crates, entry)
 
 
-def tool(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        pytest.skip(f"{name} is not installed")
-    return path
-
-
 def apt(place: Place, *arguments: str, name: str) -> tuple[int, str, Path]:
     """Run apt-get in a tree of its own under the sandbox's folder; return its code, what it wrote, and the tree."""
     root = place.entry.shared / name
@@ -163,7 +156,7 @@ def apt(place: Place, *arguments: str, name: str) -> tuple[int, str, Path]:
         "-c",
         script,
         str(root / "work"),
-        tool("apt-get"),
+        program("apt-get"),
         *flags,
         *arguments,
         env={"APT_CONFIG": "/dev/null"},
@@ -211,7 +204,7 @@ def cargo(place: Place, *arguments: str, name: str = "user") -> tuple[int, str]:
         if name in os.environ:
             environment[name] = os.environ[name]
     script = 'cd "$0" && exec "$@"'
-    done = place.entry.command("/bin/sh", "-c", script, str(project), tool("cargo"), *arguments, env=environment)
+    done = place.entry.command("/bin/sh", "-c", script, str(project), program("cargo"), *arguments, env=environment)
     return done.code, done.out + done.err
 
 
