@@ -554,6 +554,27 @@ class Gate:
         except AuditUnavailable:
             self.lost_outcomes += 1
 
+    async def wish(self, who: Identified, note: RefusalNote) -> bool:
+        """Put on record that a sandbox asks for what it was refused; False where that cannot be written.
+
+        Nothing is granted, and nothing of the sandbox's own words is in it. Never raises but CancelledError.
+        """
+        attempt: records.Fields = {
+            "request_id": note.request_id,
+            "reason": note.reason,
+            "rule": note.rule or None,
+            "method": note.method or None,
+            "scheme": note.scheme or None,
+            "host": note.host or None,
+            "port": note.port or None,
+            "path": note.path or None,
+        }
+        try:
+            await self._write(records.event("access.requested", records.who(who.sandbox), attempt))
+        except AuditUnavailable:
+            return False
+        return True
+
     async def _no(
         self,
         request_id: RequestId,

@@ -10,6 +10,7 @@
 
     POST /doctor               what the doctor found, as a claim (wire/doctor.py)
     POST /operations/<name>    run one, by the lane (proxy/explicit.py)
+    POST /access               ask for what was refused: on record for a person, nothing is granted
     POST /mcp                  the same as tools (proxy/mcp.py)
 
 Rules (RULINGS 8.2): only on an identified channel, exactly this name, ports 80 and 443; never resolved or dialled;
@@ -36,6 +37,7 @@ from rules.explicit import MAX_INPUT, Offer, Stated, Unstated, offers, state
 from rules.facts import RequestFacts, Sandbox
 from rules.names import DEFAULT_PORTS, OWN_NAME, Owner
 from rules.operations.media import media_type
+from rules.operations.strict_json import InvalidJson, load
 from rules.policy import Operation, Rule
 from rules.reasons import REASONS, reason
 from wire.control import Claim
@@ -84,6 +86,8 @@ class HelpHost:
         self._claim = claim
         self._claims: OrderedDict[Owner, float] = OrderedDict()
         """Boot-clock time of each sandbox's last claim."""
+        self._wishes: OrderedDict[Owner, float] = OrderedDict()
+        """The same of its last request for access."""
         self._texts = texts
         # Once for all: a hundred clients that do not read what they asked for hold it a hundred times otherwise.
         self._ca, self._bundle = texts.ca_pem.encode(), texts.bundle_pem.encode()
@@ -93,7 +97,7 @@ class HelpHost:
 
     def answer(self, who: Identified, facts: RequestFacts) -> Rendered | HelpRefused:
         """The page for one request of an identified sandbox."""
-        if facts.method not in ("GET", "HEAD") or facts.path.segments in (("doctor",), ("mcp",)):
+        if facts.method not in ("GET", "HEAD") or facts.path.segments in (("doctor",), ("mcp",), ("access",)):
             return HelpRefused(reason="method-refused")
         found = self._asker(who)
         if isinstance(found, HelpRefused):
@@ -137,7 +141,7 @@ class HelpHost:
         match facts.path.segments:
             case ("doctor",):
                 bound, wrong = MAX_CLAIM_BYTES, "claim-refused"
-            case ("operations", _) | ("mcp",):
+            case ("operations", _) | ("mcp",) | ("access",):
                 bound, wrong = MAX_INPUT, "input-refused"
             case _:
                 return HelpRefused(reason="method-refused")
@@ -151,6 +155,35 @@ class HelpHost:
             return HelpRefused(reason=wrong)
         return bound
 
+    def wished(self, who: Identified, raw: bytes) -> RefusalNote | HelpRefused:
+        """The refusal of an identified sandbox that the JSON input `raw` asks to be lifted: `{"request_id": ...}`."""
+        try:
+            value = load(raw, depth=2, nodes=8)
+        except InvalidJson:
+            value = None
+        if not isinstance(value, dict) or value.keys() != {"request_id"} or not isinstance(value["request_id"], str):
+            return HelpRefused(reason="input-refused", remedy='Send {"request_id": "req_..."}, as the refusal said it.')
+        found = self._asker(who)
+        if isinstance(found, HelpRefused):
+            return found
+        box = found[0]
+        note = self._recent.find(box.tenant, box.id, value["request_id"])
+        if note is None:
+            return HelpRefused(reason="not-found", remedy="No refusal of this sandbox has that id: see /why.")
+        return note if self._in_turn(self._wishes, box) else HelpRefused(reason="limit-reached")
+
+    def _in_turn(self, last: OrderedDict[Owner, float], box: Sandbox) -> bool:
+        """Whether CLAIM_SECONDS went by since the sandbox last did this; if so, it does it now."""
+        owner, now = (box.tenant, box.id), self._clock.boot()
+        before = last.get(owner)
+        if before is not None and now - before < CLAIM_SECONDS:
+            return False
+        last[owner] = now
+        last.move_to_end(owner)
+        while len(last) > MAX_CLAIMANTS:
+            last.popitem(last=False)
+        return True
+
     def posted(self, who: Identified, body: bytes) -> Rendered | HelpRefused:
         """Take a claim of an identified sandbox: told to the vault as codes of ours, nothing else."""
         found = self._asker(who)
@@ -161,13 +194,8 @@ class HelpHost:
         except ClaimInvalid:
             return HelpRefused(reason="claim-refused")
         box = found[0]
-        now, last = self._clock.boot(), self._claims.get((box.tenant, box.id))
-        if last is not None and now - last < CLAIM_SECONDS:
+        if not self._in_turn(self._claims, box):
             return HelpRefused(reason="limit-reached")
-        self._claims[box.tenant, box.id] = now
-        self._claims.move_to_end((box.tenant, box.id))
-        while len(self._claims) > MAX_CLAIMANTS:
-            self._claims.popitem(last=False)
         self._claim(
             Claim(
                 tenant=box.tenant,
@@ -262,6 +290,7 @@ _START = """Exeat lets this sandbox out, for what its policy permits.
   http://exeat.internal/operations        the same as operations with inputs: POST an input to /operations/<name>
   http://exeat.internal/mcp               the same as tools, for clients that speak MCP
   http://exeat.internal/why               my newest refusals; /why/<request id> explains one
+  http://exeat.internal/access            POST {"request_id": "req_..."}: ask a person for what was refused
   http://exeat.internal/reasons/<code>    what a reason code means
   http://exeat.internal/env.sh            variables that make clients trust the gateway
   http://exeat.internal/doctor.sh         what holds in this sandbox, client by client: curl -fsS ... | sh

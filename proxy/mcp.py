@@ -3,9 +3,11 @@
     message -> Reply      answered here: initialize, ping, tools/list, an error, nothing (a notification)
             -> Call       an operation is asked for: the lane runs it as `POST /operations/<name>`, then `finished`
             -> Why        `why_refused`: this sandbox's own refusals
+            -> Ask        `request_access`: on record for a person, as `POST /access`
 
-Granted operations are the tools; `why_refused` explains. No tool grants anything. No session, no stream: every answer
-is one JSON document, which the protocol allows, and a GET is refused (405) as it says for servers without a stream.
+Granted operations are the tools; `why_refused` explains, `request_access` asks. No tool grants anything. No session, no
+stream: every answer is one JSON document, which the protocol allows, and a GET is refused (405) as it says for servers
+without a stream.
 
 Not built on the protocol's own library: that one brings a web framework, a schema library and a second event loop
 into the process that parses what sandboxes send; four methods of JSON are less than that. A test speaks to it with
@@ -31,6 +33,7 @@ MAX_RESULT: Final = 256 * 1024
 As JSON it can be six times as long, and is made in one go while every other sandbox waits.
 """
 WHY: Final = "why_refused"
+ASK: Final = "request_access"
 
 _PARSE: Final = -32700
 _REQUEST: Final = -32600
@@ -64,7 +67,18 @@ class Why:
     request_id: str
 
 
-def message(raw: bytes, offered: Sequence[Offer], version: str) -> Reply | Call | Why:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Ask for what was refused with the JSON `input`, then answer `id` with `asked`."""
+
+    id: Id
+    input: bytes
+
+
+Said = Reply | Call | Why | Ask
+
+
+def message(raw: bytes, offered: Sequence[Offer], version: str) -> Said:
     """Read one JSON-RPC 2.0 message. `offered` is what the sandbox may do; `version` the MCP-Protocol-Version or "".
 
     Never raises. A batch is refused: revision 2025-06-18 has none.
@@ -135,6 +149,14 @@ def told(why: Why, note: Any) -> dict[str, Any]:
     return _result(why.id, [{"type": "text", "text": json.dumps(note, indent=1)}], error=False)
 
 
+def asked(ask: Ask, done: bytes | None) -> dict[str, Any]:
+    """The result of `ask`: what was put on record, or None where nothing was."""
+    if done is None:
+        text = "Nothing was asked: give the request_id of a refusal of this sandbox, not more often than every 10 s."
+        return _result(ask.id, [{"type": "text", "text": text}], error=True)
+    return _result(ask.id, [{"type": "text", "text": done.decode("ascii")}], error=False)
+
+
 def tool_name(offer: Offer) -> str:
     """The tool for an operation: many clients take only letters, digits, `_` and `-`, at most 64."""
     return "".join(char if char.isascii() and (char.isalnum() or char in "_-") else "_" for char in offer.name)[:64]
@@ -159,6 +181,7 @@ def _by_tool(offered: Sequence[Offer]) -> dict[str, Offer]:
         # The first of two that are written alike keeps the name; the other is still at /operations.
         tools.setdefault(tool_name(offer), offer)
     tools.pop(WHY, None)
+    tools.pop(ASK, None)
     return tools
 
 
@@ -183,7 +206,18 @@ def _tools(offered: Sequence[Offer]) -> list[dict[str, Any]]:
         },
         "annotations": {"readOnlyHint": True},
     }
-    return [*listed, why]
+    ask = {
+        "name": ASK,
+        "description": "Ask a person for what a request of this sandbox was refused. Grants nothing by itself.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {"request_id": {"type": "string"}},
+            "required": ["request_id"],
+            "additionalProperties": False,
+        },
+        "annotations": {"readOnlyHint": False},
+    }
+    return [*listed, why, ask]
 
 
 def _describe(offer: Offer) -> str:
@@ -192,7 +226,7 @@ def _describe(offer: Offer) -> str:
     return f"{offer.name} ({offer.effect}).{' Only for ' + bound + '.' if bound else ''}{asked}"
 
 
-def _called(ident: Id, params: Mapping[str, Any], offered: Sequence[Offer]) -> Reply | Call | Why:
+def _called(ident: Id, params: Mapping[str, Any], offered: Sequence[Offer]) -> Said:
     name, given = params.get("name"), params.get("arguments", {})
     if not isinstance(name, str) or not isinstance(given, dict):
         return _error(ident, _PARAMS, "A call has a name, and arguments that are an object.")
@@ -201,6 +235,8 @@ def _called(ident: Id, params: Mapping[str, Any], offered: Sequence[Offer]) -> R
         if not isinstance(asked, str) or not given.keys() <= {"request_id"}:
             return _error(ident, _PARAMS, "why_refused takes one request_id.")
         return Why(id=ident, request_id=asked)
+    if name == ASK:
+        return Ask(id=ident, input=json.dumps(given).encode())
     offer = _by_tool(offered).get(name)
     if offer is None:
         return _error(ident, _PARAMS, "No such tool is granted to this sandbox.")

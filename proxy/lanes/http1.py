@@ -17,6 +17,7 @@ anew from what was judged. A cut (sandbox ended, policy tightened) aborts both s
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
@@ -29,7 +30,7 @@ from net.pool import Lease, Pool, PoolKey
 from net.stream import ByteStream, Headers, StreamBroken
 from net.trust import TrustKey
 from net.websocket import relay as relay_websocket
-from proxy.answers import answer, refuse_with
+from proxy.answers import answer, page, refuse_with
 from proxy.explicit import as_request
 from proxy.gate import Forward, Gate, Handoff, NeedsBody, Refuse
 from proxy.help import HelpHost, HelpRefused, is_help
@@ -103,7 +104,7 @@ class Http1Lane:
         self._broker = broker
         self._live = live
         self._help = help_host
-        self._tools = Tools(help_host=help_host, serve=self._serve_inside)
+        self._tools = Tools(help_host=help_host, serve=self._serve_inside, wish=self._wish)
         self._pace = pace
         self._collect_seconds = collect_seconds
         self.draining = False
@@ -271,8 +272,20 @@ class Http1Lane:
             case ("mcp",):
                 read = await self._aside(who, lambda: self._tools.read(who, facts, raw))
                 return read if isinstance(read, HelpRefused) else await self._tools.answer(who, read, connection, share)
+            case ("access",):
+                return await self._wish(who, raw)
             case _:
                 return self._help.posted(who, raw)
+
+    async def _wish(self, who: Identified, raw: bytes) -> Rendered | HelpRefused:
+        """Put a request for access on record. Nothing is granted."""
+        note = self._help.wished(who, raw)
+        if isinstance(note, HelpRefused):
+            return note
+        if not await self._gate.wish(who, note):
+            return HelpRefused(reason="audit-unavailable")
+        said = {"asked": note.request_id, "granted": False, "next": "A person decides; ask again after that."}
+        return page(json.dumps(said).encode() + b"\n", "application/json")
 
     # --- a body that is judged ---
 

@@ -34,17 +34,20 @@ CALLS: Final = 16
 """Of one sandbox at a time, in one worker: each has three descriptors and an answer in memory."""
 
 Serve = Callable[[Identified, ByteStream], Awaitable[None]]
+Wish = Callable[[Identified, bytes], Awaitable[Rendered | HelpRefused]]
+"""`POST /access` with that body."""
 
 
 class Tools:
     """Answers messages to `/mcp`. `serve` runs requests of a sandbox to the help host that come over a stream."""
 
-    def __init__(self, *, help_host: HelpHost, serve: Serve) -> None:
+    def __init__(self, *, help_host: HelpHost, serve: Serve, wish: Wish) -> None:
         self._help = help_host
+        self._wish = wish
         self._serve = serve
         self._calls = Few(CALLS, waiting=0)
 
-    def read(self, who: Identified, facts: RequestFacts, raw: bytes) -> mcp.Reply | mcp.Call | mcp.Why | HelpRefused:
+    def read(self, who: Identified, facts: RequestFacts, raw: bytes) -> mcp.Said | HelpRefused:
         """What one message asks for; it only looks, and may run in a thread. Never raises."""
         offered = self._help.offered(who)
         if isinstance(offered, HelpRefused):
@@ -53,7 +56,7 @@ class Tools:
         return mcp.message(raw, offered, versions[0] if len(versions) == 1 else "" if not versions else "?")
 
     async def answer(
-        self, who: Identified, said: mcp.Reply | mcp.Call | mcp.Why, outer: ServerConnection, share: BodyShare
+        self, who: Identified, said: mcp.Said, outer: ServerConnection, share: BodyShare
     ) -> Rendered | HelpRefused:
         """The answer to one message that came over `outer`. `share` holds an answer's bytes until the caller closes it.
 
@@ -66,6 +69,9 @@ class Tools:
                 return _json(document)
             case mcp.Why() as why:
                 return _json(mcp.told(why, self._help.why(who, why.request_id)))
+            case mcp.Ask() as ask:
+                done = await self._wish(who, ask.input)
+                return _json(mcp.asked(ask, done.body if isinstance(done, Rendered) else None))
             case mcp.Call() as call:
                 return await self._call(who, call, outer, share)
 

@@ -236,7 +236,15 @@ def test_an_mcp_client_finds_granted_operations_as_tools(scene: Scene, mode: str
     done = scene.box.command(sys.executable, "-c", CLIENT, f"{HELP}/mcp", mode, json.dumps(calls))
     assert done.code == 0, done.err[-3000:]
     told = done.json()
-    assert told["tools"] == ["note", "orders_list", "orders_read", "release", "site_read", "why_refused"]
+    assert told["tools"] == [
+        "note",
+        "orders_list",
+        "orders_read",
+        "release",
+        "site_read",
+        "why_refused",
+        "request_access",
+    ]
     (ok, order), (bad, closed), (no, unknown), (fine, why) = told["told"]
     assert (ok, json.loads(order)) == (False, {"id": 7, "status": "paid"})
     assert bad is True
@@ -317,3 +325,23 @@ def test_a_sandbox_has_only_so_many_tool_calls_at_a_time(scene: Scene) -> None:
         assert answer(call(box, "site_read", {"path": {"rest": "a"}}))[1]["result"]["isError"] is False
     finally:
         gate.open()
+
+
+def test_a_wish_for_access_is_on_record_and_grants_nothing(scene: Scene) -> None:
+    """Expect only an own refusal's id to be taken, not too often, in our own words; the same request stays refused."""
+    for value, status in (({}, 400), ({"request_id": 7}, 400), ({"request_id": "req_x", "why": "please"}, 400)):
+        assert scene.post("access", value)[0] == status
+    code, refused = scene.post("operations/site.read", {"path": {"rest": "closed"}})
+    assert code == 403
+    wish = {"request_id": refused["request_id"]}
+    stranger = scene.gateway.sandbox("other")
+    assert scene.post("access", wish, box=stranger)[0] == 404
+    assert scene.post("access", wish) == (
+        200,
+        {"asked": refused["request_id"], "granted": False, "next": "A person decides; ask again after that."},
+    )
+    assert scene.post("access", wish)[0] == 429
+    (record,) = scene.gateway.records(event="access.requested")
+    assert record["request_id"] == refused["request_id"]
+    assert (record["sandbox"], record["host"], record["path"]) == (scene.box.id, "site.test", "/public/closed")
+    assert scene.post("operations/site.read", {"path": {"rest": "closed"}})[0] == 403

@@ -5,7 +5,22 @@ from typing import Any
 
 import pytest
 
-from proxy.mcp import MAX_RESULT, VERSIONS, Call, Reply, Why, failed, finished, message, told, too_large, tool_name
+from proxy.mcp import (
+    MAX_RESULT,
+    VERSIONS,
+    Ask,
+    Call,
+    Reply,
+    Said,
+    Why,
+    failed,
+    finished,
+    message,
+    told,
+    too_large,
+    tool_name,
+)
+from proxy.mcp import asked as told_of_access
 from rules.compile import compile_policy
 from rules.explicit import offers
 from rules.parse import Sources, parse_sources
@@ -22,7 +37,7 @@ roles:
 OFFERED = offers(compile_policy(parse_sources(Sources(policy={"policy.yaml": POLICY})).document), sandbox())
 
 
-def sent(value: Any, version: str = "") -> Reply | Call | Why:
+def sent(value: Any, version: str = "") -> Said:
     return message(value if isinstance(value, bytes) else json.dumps(value).encode(), OFFERED, version)
 
 
@@ -30,7 +45,7 @@ def asked(method: str, params: Any = None, ident: Any = 1) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": ident, "method": method} | ({} if params is None else {"params": params})
 
 
-def error_of(answer: Reply | Call | Why) -> tuple[Any, int]:
+def error_of(answer: Said) -> tuple[Any, int]:
     assert isinstance(answer, Reply)
     assert answer.document is not None
     return answer.document["id"], answer.document["error"]["code"]
@@ -95,7 +110,7 @@ def test_granted_operations_are_the_tools() -> None:
     assert isinstance(answer, Reply)
     assert answer.document is not None
     tools = {tool["name"]: tool for tool in answer.document["result"]["tools"]}
-    assert list(tools) == ["orders_read", "why_refused"]
+    assert list(tools) == ["orders_read", "why_refused", "request_access"]
     assert tools["orders_read"]["inputSchema"]["properties"]["path"]["required"] == ["id"]
     assert tools["orders_read"]["annotations"] == {"readOnlyHint": True}
 
@@ -122,3 +137,12 @@ def test_results_say_whether_they_are_errors() -> None:
 def test_tool_names_are_what_clients_take() -> None:
     """Letters, digits, underscores and hyphens, at most 64."""
     assert [tool_name(offer) for offer in OFFERED] == ["orders_read", "why_refused"]
+
+
+def test_asking_for_access_is_passed_on_and_grants_nothing() -> None:
+    """The input goes to the page that puts it on record; where it did not, the tool says so."""
+    ask = sent(asked("tools/call", {"name": "request_access", "arguments": {"request_id": "req_x"}}))
+    assert isinstance(ask, Ask)
+    assert ask == Ask(id=1, input=b'{"request_id": "req_x"}')
+    assert told_of_access(ask, None)["result"]["isError"] is True
+    assert told_of_access(ask, b'{"granted": false}')["result"]["isError"] is False
