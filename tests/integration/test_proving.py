@@ -205,7 +205,7 @@ def test_a_sandbox_cannot_pass_its_connections_off_as_a_probes(gateway: TestGate
 
 def test_a_hole_that_comes_later_ends_the_sandbox(gateway: TestGateway) -> None:
     """While it runs: the next probe finds the hole, disarms, ends the command with 125, and says by what way."""
-    before = {record["sandbox"] for record in gateway.records(event="boundary.proven")}
+    before = {record["sandbox"] for record in gateway.records(event="sandbox.created")}
     with running(gateway, "sleep", "120") as process:
         box, inside = started(gateway, process, before)
         until(lambda: gateway.admin.sandbox(box)["armed"])  # on record first
@@ -221,7 +221,7 @@ def test_a_hole_that_comes_later_ends_the_sandbox(gateway: TestGateway) -> None:
 
 def test_a_sandbox_is_proven_again_and_again_without_a_trace(gateway: TestGateway) -> None:
     """Each probe is one record of ours; it leaves no refusal, no connection and no count of the sandbox's own."""
-    before = {record["sandbox"] for record in gateway.records(event="boundary.proven")}
+    before = {record["sandbox"] for record in gateway.records(event="sandbox.created")}
     with running(gateway, "sleep", "120") as process:
         box, _ = started(gateway, process, before)
         until(lambda: len(gateway.records(event="boundary.proven", sandbox=box)) >= 3, seconds=60)
@@ -249,7 +249,10 @@ def running(gateway: TestGateway, *argv: str) -> Iterator[subprocess.Popen[bytes
 
 
 def started(gateway: TestGateway, process: subprocess.Popen[bytes], before: set[str]) -> tuple[str, list[str]]:
-    """The sandbox's id once it is proven, and the words before a command that run it in its network namespace."""
+    """The id of the sandbox that is not among `before`, once it is proven, and words to run a command in its network.
+
+    `before` are those that were made already: one of an earlier test may be proven only now.
+    """
     until(lambda: {record["sandbox"] for record in gateway.records(event="boundary.proven")} - before, seconds=60)
     (box,) = {record["sandbox"] for record in gateway.records(event="boundary.proven")} - before
     tasks = Path(f"/proc/{process.pid}/task").iterdir()  # a child belongs to the thread that started it
