@@ -487,10 +487,16 @@ def _wait_as_parent(child: int, lifeline: socket.socket) -> int:
     """
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
+    handle = os.pidfd_open(child)
+
+    def pass_on(*_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself; its number may be somebody else's already
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     watched = select.poll()
-    watched.register(os.pidfd_open(child), select.POLLIN)
+    watched.register(handle, select.POLLIN)
     watched.register(lifeline.fileno(), select.POLLIN)
     if any(descriptor == lifeline.fileno() for descriptor, _ in watched.poll()):
         os.kill(child, signal.SIGKILL)  # not reaped yet, so the number is still this child's
