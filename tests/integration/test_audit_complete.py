@@ -345,7 +345,7 @@ def test_a_tunnel_is_one_intent_and_one_outcome_that_say_uninspected(scene: Scen
 def test_every_record_of_a_request_says_whose_it_was(scene: Scene, played: Played) -> None:
     """T30: tenant, sandbox, owner, agent, task and role stand on every record; an id belongs to one request."""
     per_id: dict[str, list[str]] = {}
-    for record in scene.gateway.records(sandbox=played.entry.id):
+    for record in scene.gateway.settled(sandbox=played.entry.id):
         if str(record["event"]).startswith(("request.", "broker.", "tunnel.")):
             assert {"tenant", "sandbox", "owner", "agent", "task", "role"} <= record.keys(), record
             per_id.setdefault(str(record["request_id"]), []).append(str(record["event"]))

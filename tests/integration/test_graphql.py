@@ -80,7 +80,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @pytest.fixture(autouse=True)
 def _from_here(scene: Scene) -> None:
+    """Each test has a sandbox of its own, so that its records are told from those of others."""
     scene.origin.received.clear()
+    scene.box = scene.gateway.sandbox()
 
 
 @pytest.mark.parametrize(
@@ -148,5 +150,5 @@ def test_what_stays_inside_goes_on_with_the_secret(scene: Scene, body: Any, argu
     assert json.loads(sent.body) == body
     assert sent.header("authorization") == "Basic " + base64.b64encode(f"x-access-token:{SECRET}".encode()).decode()
     assert scene.box.placeholders["GH_TOKEN"] not in str(sent.headers)
-    outcome = scene.gateway.records(event="broker.outcome")[-1]
+    (outcome,) = scene.gateway.awaited(event="broker.outcome", sandbox=scene.box.id)
     assert sorted(outcome["arguments"]) == arguments

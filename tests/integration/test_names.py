@@ -225,14 +225,23 @@ def test_a_local_address_is_refused_with_what_to_set(scene: Scene) -> None:
                 service.accept()
 
 
-@pytest.mark.parametrize("target", ["127.0.0.71:443", "127.0.0.72:%(reg)d", "[::1]:443", "[2001:db8::7]:443"])
-def test_a_literal_goes_round_no_name_rule(scene: Scene, target: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("127.0.0.71:443", "no-rule"),  # a rule permits this address, on another port
+        ("127.0.0.72:%(reg)d", "address-literal-refused"),
+        ("[::1]:443", "address-literal-refused"),
+        ("[2001:db8::7]:443", "address-literal-refused"),
+    ],
+)
+def test_a_literal_goes_round_no_name_rule(scene: Scene, target: str, reason: str) -> None:
     """CONNECT to an address with the server name of a permitted host: 403 and nothing dialled (field case C053)."""
     before = scene.seen()
     authority = target % {"reg": scene.reg.port}
     done = scene.box.curl("-k", "--connect-to", f"api.test:443:{authority}", "https://api.test/v1/x")
-    assert "403" in done.err or '"address-literal-refused"' in done.out, done
-    assert scene.gateway.records(sandbox=scene.box.id, reason="address-literal-refused")
+    assert "403" in done.err or f'"{reason}"' in done.out, done
+    (record,) = scene.gateway.awaited(sandbox=scene.box.id, connect_host=authority)
+    assert (record["event"], record["reason"]) == ("request.refused", reason)
     assert scene.seen() == before
 
 

@@ -3,7 +3,7 @@
 with TestGateway(tmp_path, policy=POLICY, credentials=CREDENTIALS, secrets={"api": "..."} ) as gateway:
     box = gateway.sandbox()                       # a token on the shared listener
     box.curl("https://api.test:8443/x")           # a real client, with the product's environment
-    gateway.records(event="request.intent")       # what the log says
+    gateway.awaited(event="request.outcome", sandbox=box.id)   # what the log says, once it does
     gateway.run("sh", "-c", "...")                # `exeat run` against this gateway
 """
 
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,7 +28,9 @@ from broker.admin.client import AdminClient
 from exeat.commands.setup import write_installation
 from exeat.environment import client_environment
 from tests.support.origins import Origin
+from tests.support.waiting import until
 
+FILTERS = frozenset(one.name for one in fields(Filter))
 EXEAT = str(Path(sys.executable).parent / "exeat")
 PATH = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
 
@@ -256,9 +258,42 @@ class TestGateway:
     def reload(self) -> dict[str, Any]:
         return self.admin.reload_policy()
 
-    def records(self, **conditions: Any) -> list[dict[str, Any]]:
-        """The log's records that match `audit.search.Filter(**conditions)`, in order."""
-        return [dict(record) for record in search(self.log, Filter(**conditions))]
+    def records(self, **wanted: Any) -> list[dict[str, Any]]:
+        """The log's records that match now, in order: conditions of `audit.search.Filter`, other fields by value.
+
+        Only for what is certainly there, or to compare with later: a refusal and an intent are written before the
+        client hears of them, an outcome may be written after. Otherwise ask `awaited` or `settled`.
+        """
+        conditions = {name: wanted.pop(name) for name in FILTERS & wanted.keys()}
+        found = (dict(record) for record in search(self.log, Filter(**conditions)))
+        return [record for record in found if all(record.get(name) == value for name, value in wanted.items())]
+
+    def awaited(self, count: int = 1, **wanted: Any) -> list[dict[str, Any]]:
+        """The records that match, in order, once there are `count` or more. AssertionError where they do not come."""
+
+        def enough() -> list[dict[str, Any]] | None:
+            return found if len(found := self.records(**wanted)) >= count else None
+
+        try:
+            return until(enough)
+        except AssertionError:
+            raise AssertionError(f"{count} wanted of {wanted}; the log ends with {self.records()[-12:]}") from None
+
+    def settled(self, count: int = 1, **wanted: Any) -> list[dict[str, Any]]:
+        """`awaited`, once besides every request that has a record among them is over: no more will come of it."""
+
+        def over() -> list[dict[str, Any]] | None:
+            found = self.records(**wanted)
+            events: dict[str, list[str]] = {one["request_id"]: [] for one in found if "request_id" in one}
+            for record in self.records():
+                if record.get("request_id") in events:
+                    events[record["request_id"]].append(record["event"])
+            return found if len(found) >= count and all(map(_over, events.values())) else None
+
+        try:
+            return until(over)
+        except AssertionError:
+            raise AssertionError(f"not over: {wanted}; the log ends with {self.records()[-12:]}") from None
 
     def exeat(self, *arguments: str, env: Mapping[str, str] | None = None, **options: Any) -> Completed:
         """Run the command against this gateway: `gateway.exeat("status")`."""
@@ -286,6 +321,13 @@ class TestGateway:
                 stdin=subprocess.DEVNULL,
             )
         )
+
+
+def _over(events: list[str]) -> bool:
+    """Whether the records of one request are all there: an outcome for each intent, the broker's word on a hand-off."""
+    begun = [event.replace("intent", "outcome") for event in events if event.endswith(".intent")]
+    answered = "request.handoff" not in events or {"broker.outcome", "broker.refused", "request.refused"} & set(events)
+    return bool(answered) and all(events.count(event) >= begun.count(event) for event in begun)
 
 
 def unconfined(policy: str) -> str:
