@@ -1,19 +1,48 @@
-"""The contract of a source: a reference's name in, a `Secret` out, or SourceError with a fixed code."""
+"""The contract of a source: what follows `name:` in a reference goes in, a value or a SourceError comes out.
+
+Two sorts. A `Source` is at hand (memory, a file): read at each use, never cached, so that a change counts at once.
+A `RemoteSource` is asked over the network or by starting a program: it gives a `Document`, the smallest thing that it
+can be asked for (a secret with all its fields), and broker/vault/material.py keeps that for a while.
+
+Nothing that is raised here holds a value, or text that a peer or a program wrote: a fixed code, what the operator
+typed, and what to do about it.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from broker.errors import BrokerError
-from broker.vault.secret import Secret
+from broker.vault.secret import MAX_SECRET_BYTES, Secret
+
+WHOLE = ""
+"""The field of a document that is one value and has no names inside."""
+
+_VERSION = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z")
 
 
 class SourceError(BrokerError):
-    """The value cannot be had now. `code`: source-unknown, source-missing, source-unreadable, source-refused."""
+    """The value cannot be had now.
+
+    `code`: source-unknown (no such source), source-missing (it has none of that name), source-refused (it, or we, do
+    not permit that), source-unreadable (what it gave is no secret), source-unreachable (it does not answer).
+    """
+
+    def __init__(self, code: str, detail: str = "", remedy: str = "", *, transient: bool = False) -> None:
+        super().__init__(code, detail, remedy)
+        self.transient = transient
+
+
+def unreachable(detail: str, remedy: str = "") -> SourceError:
+    """Nobody answered, or only that it cannot answer now: a copy that we still have may serve (`stale:`)."""
+    return SourceError("source-unreachable", detail, remedy, transient=True)
 
 
 class Source(Protocol):
-    """One kind of reference. `fetch` may block; the vault then calls it off the loop."""
+    """One kind of reference whose values are at hand. `fetch` may block; the vault then calls it off the loop."""
 
     blocks: bool
     """False only where `fetch` touches nothing but memory."""
@@ -21,3 +50,72 @@ class Source(Protocol):
     def fetch(self, name: str, *, scrub: bool) -> Secret:
         """The secret that `name` (what follows `scheme:`) refers to, read now. Raises SourceError."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a reference names within its source. `document` is asked for, `field` taken from it."""
+
+    document: str
+    field: str = WHOLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """What a source gave. Field `WHOLE` is the value of one that has no names inside."""
+
+    fields: Mapping[str, bytes] = field(repr=False)
+    version: str = ""
+    """The source's own version of it, or "" where it has none: then a keyed digest of the value tells changes apart."""
+    lasts: float | None = None
+    """Seconds until it is void by the source's own word; None: until somebody changes it there."""
+    lease: str = field(default="", repr=False)
+    """What it is renewed and revoked by, where the source made it for us alone."""
+
+    def value(self, name: str, what: str) -> bytes:
+        """The field `name`. Raises SourceError naming `what`, the reference as the operator typed it."""
+        found = self.fields.get(name)
+        if found is not None:
+            return found
+        if name == WHOLE:
+            raise SourceError("source-missing", f"{what} has several fields", "name one of them after #")
+        raise SourceError("source-missing", f"{what} has no field {name}", "name a field that is there, after #")
+
+
+class RemoteSource(Protocol):
+    """One configured source that is asked over the network or through a program. One instance per entry of sources:."""
+
+    own: bool
+    """What it gives is made for one sandbox (a lease), and ends with it."""
+
+    def place(self, rest: str) -> Place:
+        """What `rest` (after `name:`, its `${sandbox.x}` replaced) names. Raises SourceError. Asks nobody."""
+        ...
+
+    async def read(self, document: str, before: Document | None) -> Document:
+        """Ask for `document` now. `before` is the one that we have: a lease may be renewed instead of made anew.
+
+        Raises SourceError, and TimeoutError where it took too long.
+        """
+        ...
+
+    async def revoke(self, document: Document) -> None:
+        """Give a lease back. Raises SourceError. Does nothing for what has no lease."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what the source itself was given (a login)."""
+        ...
+
+
+def plain_version(text: object) -> str:
+    """A source's version as it may stand in the log: short, plain words; anything else is none."""
+    said = str(text) if isinstance(text, str | int) and not isinstance(text, bool) else ""
+    return said if _VERSION.match(said) else ""
+
+
+def check_length(value: bytes, what: str) -> bytes:
+    """`value`, or SourceError where it is longer than any secret of ours."""
+    if len(value) > MAX_SECRET_BYTES:
+        raise SourceError("source-refused", f"{what} is longer than {MAX_SECRET_BYTES} bytes")
+    return value
