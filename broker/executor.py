@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 
 from audit.events import Event
 from audit.journal import AuditUnavailable, Journal
-from broker.credentials import apply, inject
+from broker.credentials import Outgoing, apply, inject
 from broker.errors import BrokerError
 from broker.handoffside import HandoffSide
 from broker.headers import request_headers, spelled
@@ -54,6 +54,7 @@ from net.trust import SYSTEM_TRUST, TrustKey
 from net.turns import Share, Turns
 from rules.answers import granted
 from rules.arguments import pairs
+from rules.credential_kinds import is_public
 from rules.decide import decide_request
 from rules.decision import Denied, Held, NeedsBody, Permit
 from rules.facts import BodyAttested, FactsRefused, RequestFacts, Sandbox
@@ -478,17 +479,28 @@ class Executor:
         headers, dropped = request_headers(facts.headers, permit.restrictions, credentialed=definition is not None)
         headers = (("host", permit.destination.authority), *(pair for pair in headers if pair[0] != "host"))
         ours = frozenset({"host"})
-        target = facts.target
+        outgoing = Outgoing(
+            method=facts.method,
+            authority=permit.destination.authority,
+            target=facts.target,
+            headers=headers,
+            sent=facts.headers,
+            body=body if statement.body.kind == "sha256" else None,
+            has_body=statement.body.kind != "none",
+            now=self._clock.wall(),
+        )
         guarded = [Guarded(value=value, public_prefix=_prefix(policy, value)) for value in opened.scrub]
         if definition is not None:  # 7
             try:
-                secret = Secret(opened.secret, name=opened.credential, version=opened.version, scrub=definition.scrub)
-                injection = apply(definition, secret, target, headers)
+                parts = _parts(definition, opened)
+                injection = apply(definition, parts, outgoing)
+                outgoing = inject(outgoing, injection)
             except BrokerError as error:
                 return _Ended(error="credential-unavailable", detail=error.code, dropped=dropped), 0
-            target, headers = inject(target, headers, injection)
             ours |= {name for name, _ in injection.set_headers}
-            guarded += _forms(definition, secret, injection.forms)
+            if injection.set_cookies:
+                ours |= {"cookie"}
+            guarded += _forms(definition, parts, injection.forms)
         try:
             patterns = await self._patterns(share.owner, guarded)
             await side.answer(Continue())  # 8
@@ -515,10 +527,10 @@ class Executor:
         shaped = definition is not None or restrictions.result is not None or restrictions.answer is not None
         request = OutgoingRequest(
             method=facts.method,
-            target=target,
-            headers=spelled(headers, statement.headers, ours),
-            framing=_framing(statement),
-            body=body if statement.body.kind == "sha256" else None,
+            target=outgoing.target,
+            headers=spelled(outgoing.headers, statement.headers, ours),
+            framing=_framing(statement, outgoing.body),
+            body=outgoing.body,
             request_limit=permit.restrictions.request_bytes,
             response_limit=permit.restrictions.response_bytes,
             drop_trailers=True,
@@ -763,7 +775,9 @@ def _announced(statement: Statement) -> int | None:
     return statement.body.length if statement.body.kind in ("length", "sha256") else None
 
 
-def _framing(statement: Statement) -> Framing:
+def _framing(statement: Statement, body: bytes | None) -> Framing:
+    if body is not None:
+        return Length(len(body)) if body else NO_BODY
     match statement.body.kind:
         case "none":
             return NO_BODY
@@ -796,17 +810,32 @@ def _prefix(policy: Policy, value: bytes) -> bytes:
     return max((prefix for prefix in prefixes if value.startswith(prefix)), key=len, default=b"")
 
 
-def _forms(definition: CredentialDef, secret: Secret, forms: tuple[bytes, ...]) -> list[Guarded]:
-    """What must not come back: the secret, and each form that the kind made which does not hold it in a known coding.
+def _parts(definition: CredentialDef, opened: Opened) -> dict[str, Secret]:
+    """The material of this call. Raises SecretRefused."""
+    return {
+        part: Secret(
+            value,
+            name=opened.credential,
+            version=opened.version,
+            scrub=definition.scrub and not is_public(definition.kind, part),
+        )
+        for part, value in opened.parts
+    }
+
+
+def _forms(definition: CredentialDef, parts: Mapping[str, Secret], forms: tuple[bytes, ...]) -> list[Guarded]:
+    """What must not come back: the secret parts, and each form that the kind made which holds none in a known coding.
 
     `user:secret` and its base64 are covered by the secret's own patterns; adding them would make the user name a hit.
     """
     if not definition.scrub:
         return []
-    value = secret.reveal()
-    guarded = [Guarded(value=value, public_prefix=public_prefix(definition.placeholder.shape).encode())]
+    prefix = public_prefix(definition.placeholder.shape).encode()
+    values = [secret.reveal() for part, secret in parts.items() if not is_public(definition.kind, part)]
+    guarded = [Guarded(value=value, public_prefix=prefix) for value in values]
     for form in forms:
-        if value not in form and value not in _unbased(form):
+        plain = _unbased(form)
+        if not any(value in form or value in plain for value in values):
             guarded.append(Guarded(value=form))
     return guarded
 

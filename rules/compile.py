@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 from typing import Any, cast, get_args
 
+from rules.credential_kinds import KINDS, wrong_params
 from rules.document import VERSION, digest
 from rules.matching import InvalidTemplate, check_binding, parse_host_template, parse_path
 from rules.names import CredentialRef, Host, InvalidName, RuleId, Scheme
@@ -273,7 +274,7 @@ def _body(value: Any) -> BodySpec:
 
 
 def _credential(name: str, value: Any) -> CredentialDef:
-    whole = _fields(value, "credential", "kind slot authorities owner placeholder scrub username")
+    whole = _fields(value, "credential", "kind slot authorities owner placeholder scrub username params")
     slot = _fields(whole["slot"], "slot", "where name template")
     placeholder = _fields(whole["placeholder"], "placeholder", "env shape")
     check_shape(_text(placeholder["shape"], "shape"))
@@ -283,9 +284,14 @@ def _credential(name: str, value: Any) -> CredentialDef:
     )
     if not authorities:
         raise DocumentFault("a credential is bound to no host")
+    kind = _one_of(whole["kind"], tuple(KINDS), "kind")
+    if not isinstance(whole["params"], dict):
+        raise DocumentFault("params is not an object")
+    if (wrong := wrong_params(kind, whole["params"])) is not None:
+        raise DocumentFault(wrong)
     return CredentialDef(
         name=CredentialRef(_text(name, "credential")),
-        kind=cast("Any", _one_of(whole["kind"], ("bearer", "basic", "header", "query"), "kind")),
+        kind=kind,
         slot=Slot(
             where=cast("Any", _one_of(slot["where"], ("bearer", "basic", "header", "query", "cookie"), "where")),
             name=_text(slot["name"], "name"),
@@ -297,6 +303,7 @@ def _credential(name: str, value: Any) -> CredentialDef:
         scrub=_flag(whole["scrub"], "scrub"),
         username=_optional_text(whole["username"], "username"),
         authorities=tuple((host.text, port) for host, port in authorities),
+        params=whole["params"],
     )
 
 

@@ -15,25 +15,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 from rules import grammar
 from rules.catalogue import ServiceDef
+from rules.credential_kinds import KINDS, MAX_PARTS, PART, VALUE
 from rules.names import CredentialRef, Host
 from rules.placeholders import InvalidShape, check_shape
 from rules.policy import CredentialDef, PlaceholderSpec, Slot
 from rules.reader import Node, shown
 
-KINDS = ("bearer", "basic", "header", "query")
 SOURCES = ("env", "file", "store")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretBinding:
-    """Where the vault finds a secret. Never part of a document; `reference` may hold `${sandbox.x}`."""
+    """Where the vault finds a secret: part -> reference, which may hold `${sandbox.x}`. Never part of a document."""
 
-    reference: str
+    references: Mapping[str, str]
     scrub: bool
 
 
@@ -43,7 +43,7 @@ class WrittenCredential:
 
     name: CredentialRef
     node: Node
-    kind: Literal["bearer", "basic", "header", "query"]
+    kind: str
     slot: Slot
     hosts: tuple[tuple[Host, int | None], ...]
     from_catalogue: bool
@@ -52,6 +52,7 @@ class WrittenCredential:
     placeholder: PlaceholderSpec
     secret: SecretBinding
     username: str | None
+    params: Mapping[str, Any] = field(default_factory=dict)
 
     def definition(self, default_ports: Mapping[str, int]) -> CredentialDef:
         """The credential with its ports settled: as written, else the destination's, else 443."""
@@ -66,6 +67,7 @@ class WrittenCredential:
             scrub=self.secret.scrub,
             username=self.username,
             authorities=authorities,
+            params=self.params,
         )
 
 
@@ -83,7 +85,6 @@ _OPTIONAL = "kind header query service hosts placeholder scrub username template
 
 def _credential(name: str, node: Node, services: Mapping[str, ServiceDef]) -> WrittenCredential:
     fields = node.fields("secret owner", _OPTIONAL)
-    secret = _secret(fields["secret"], fields.get("scrub"))
     owner = fields["owner"].text()
     kind: str
     service_username: str | None
@@ -95,7 +96,7 @@ def _credential(name: str, node: Node, services: Mapping[str, ServiceDef]) -> Wr
             fields["service"].fail("this service has no place for a credential")
         offered = service.credential
         kind, slot, service_username = offered.kind, offered.slot, offered.username
-        placeholder = offered.placeholder
+        placeholder, params = offered.placeholder, offered.params
         hosts: tuple[tuple[Host, int | None], ...] = tuple(
             zip(offered.hosts, (port for _, port in offered.authorities), strict=True)
         )
@@ -111,7 +112,7 @@ def _credential(name: str, node: Node, services: Mapping[str, ServiceDef]) -> Wr
             node.fail("missing key hosts: a secret goes only to named hosts")
         if "placeholder" not in fields:
             node.fail('missing key placeholder: {env: NAME, shape: "prefix{24}"}')
-        hosts, placeholder, service_username = (), PlaceholderSpec(env="", shape=""), None
+        hosts, placeholder, service_username, params = (), PlaceholderSpec(env="", shape=""), None, {}
     if "hosts" in fields:
         hosts = _hosts(fields["hosts"])
     elif not hosts:
@@ -128,14 +129,15 @@ def _credential(name: str, node: Node, services: Mapping[str, ServiceDef]) -> Wr
     return WrittenCredential(
         name=CredentialRef(name),
         node=node,
-        kind=cast("Any", kind),
+        kind=kind,
         slot=slot,
         hosts=hosts,
         from_catalogue="hosts" not in fields,
         owner=owner,
         placeholder=placeholder,
-        secret=secret,
+        secret=_secret(kind, fields["secret"], fields.get("scrub")),
         username=username,
+        params=params,
     )
 
 
@@ -236,7 +238,19 @@ _REFERENCES = {
 }
 
 
-def _secret(node: Node, scrub: Node | None) -> SecretBinding:
+def _secret(kind: str, node: Node, scrub: Node | None) -> SecretBinding:
+    """One reference, which is the part `value`, or a mapping of parts; which of them a kind has, its row says."""
+    several = isinstance(node.value, dict)
+    parts = dict(node.entries()) if several else {VALUE: node}
+    if len(parts) > MAX_PARTS or any(not PART.match(part) for part in parts):
+        node.fail(f"a secret has at most {MAX_PARTS} parts, each named in lower-case letters, digits and underscore")
+    if (wrong := KINDS[kind].wrong_parts(parts)) is not None:
+        node.fail(wrong)
+    references = {part: _reference(found) for part, found in sorted(parts.items())}
+    return SecretBinding(references=references, scrub=True if scrub is None else scrub.flag())
+
+
+def _reference(node: Node) -> str:
     text = node.text()
     source, colon, rest = text.partition(":")
     # The text is not shown: it may be the secret itself, pasted.
@@ -246,4 +260,4 @@ def _secret(node: Node, scrub: Node | None) -> SecretBinding:
     plain = grammar.SANDBOX_REFERENCE.sub("x", rest)
     if not _REFERENCES[source].match(plain) or ".." in plain.split("/"):
         node.fail(f"what follows {source}: is not a reference of that source")
-    return SecretBinding(reference=text, scrub=True if scrub is None else scrub.flag())
+    return text

@@ -129,6 +129,7 @@ def encode_credential(credential: CredentialDef) -> Json:
         "placeholder": {"env": credential.placeholder.env, "shape": credential.placeholder.shape},
         "scrub": credential.scrub,
         "username": credential.username,
+        "params": _plain(credential.params),
     }
 
 

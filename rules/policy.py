@@ -102,7 +102,8 @@ class CredentialDef:
     """What everyone may know of a credential: never its value or source. Hosts bound every use (RULINGS 3.6)."""
 
     name: CredentialRef
-    kind: Literal["bearer", "basic", "header", "query"]
+    kind: str
+    """A key of rules.credential_kinds.KINDS."""
     slot: Slot
     hosts: tuple[Host, ...]
     owner: str
@@ -112,6 +113,8 @@ class CredentialDef:
     """For `basic`: the fixed user name, or None to keep the one that the client sent."""
     authorities: tuple[tuple[str, int], ...] | None = None
     """(host text, port) of every place it may go; None means port 443 of each of `hosts`."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """What the kind is told beyond its slot: a closed schema for each kind (rules/credential_kinds.py)."""
 
     def binds(self, destination: Destination) -> bool:
         """True if this credential may ever go to `destination`: verified TLS, bound host, bound port (I10)."""

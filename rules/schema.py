@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from rules.catalogue import builtin_services
-from rules.credentials_file import KINDS
+from rules.credential_kinds import KINDS, PART
 from rules.policy import Dns, Effect, Sni
 from rules.reasons import REASONS
 
@@ -91,8 +91,15 @@ def json_schema() -> Schema:
 def credentials_schema() -> Schema:
     """Return the schema of credentials.yaml."""
     placeholder = _object({"env": _TEXT, "shape": {"type": "string", "pattern": r"\{[0-9]+\}"}}, "env shape")
+    reference: Schema = {"type": "string", "pattern": "^(env|file|store):"}
+    several: Schema = {
+        "type": "object",
+        "propertyNames": {"pattern": PART.pattern.replace(r"\Z", "$")},
+        "additionalProperties": reference,
+        "minProperties": 1,
+    }
     common: Schema = {
-        "secret": {"type": "string", "pattern": "^(env|file|store):"},
+        "secret": {"oneOf": [reference, several]},
         "owner": _TEXT,
         "hosts": _WORDS,
         "placeholder": placeholder,

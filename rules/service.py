@@ -7,8 +7,8 @@ the operations. So the same description serves the public hosts and any `base` t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from rules.arguments import Value
 from rules.matching import InvalidTemplate, parse_path
@@ -52,12 +52,13 @@ class Endpoint:
 class CredentialSlot:
     """How the provider takes a credential. What credentials.yaml means by `service: NAME`."""
 
-    kind: Literal["bearer", "basic", "header", "query"]
+    kind: str
     slot: Slot
     authorities: tuple[tuple[str, int], ...]
     """(host text, port). Empty where the service's hosts are templates: the operator lists them."""
     placeholder: PlaceholderSpec
     username: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def hosts(self) -> tuple[Host, ...]:

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from rules.arguments import Value
+from rules.credential_kinds import KINDS
 from rules.matching import InvalidTemplate, parse_host_template, parse_path
 from rules.names import DEFAULT_PORTS, Host, InvalidName, Scheme
 from rules.operations import LATER, arguments_of, check_head_params, check_params
@@ -206,7 +207,7 @@ class _Parser:
             ("kind", "header", "query", "template", "username", "at", "placeholder"),
             ("kind", "at", "placeholder"),
         )
-        kind = self.choice(entry.get("kind"), (*path, "kind"), ("bearer", "basic", "header", "query"))
+        kind = self.choice(entry.get("kind"), (*path, "kind"), tuple(KINDS))
         name = "authorization"
         if kind in ("header", "query"):
             name = self.text(entry.get(kind), (*path, kind))
@@ -223,7 +224,7 @@ class _Parser:
             self.problem((*path, "template"), "a template is for a header, and holds {value} once")
         username = entry.get("username")
         slot = CredentialSlot(
-            kind=cast("Literal['bearer', 'basic', 'header', 'query']", kind),
+            kind=kind,
             slot=Slot(where=cast("Any", kind), name=name.lower() if kind != "query" else name, template=template),
             authorities=(),
             placeholder=PlaceholderSpec(env=self.text(shown.get("env"), (*path, "placeholder", "env")), shape=shape),

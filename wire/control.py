@@ -33,6 +33,8 @@ _ATTESTED = 128 << 10
 _SENTENCE = 16 * 1024
 _PEM = 64 * 1024
 _SECRET = 64 * 1024
+_PARTS = 16
+"""More than any credential has (rules.credential_kinds.MAX_PARTS)."""
 
 ProcessKind = Literal["worker", "executor"]
 CutKind = Literal["all", "sandbox", "credential", "policy", "thaw"]
@@ -127,8 +129,9 @@ class LeafRefused:
 class Opened:
     """The vault's yes to Open `id`, after the durable intent. The material of exactly this call.
 
-    `credential` is "" where the call carries none. `scrub` are further byte strings that must not come back: secrets
-    bound to this destination that the sandbox's role can use (RULINGS 7.1). `rule` is the vault's own verdict.
+    `credential` is "" where the call carries none, and `parts` then empty: (part, value) in order. `scrub` are
+    further byte strings that must not come back: secrets bound to this destination that the sandbox's role can use
+    (RULINGS 7.1). `rule` is the vault's own verdict.
     """
 
     id: int
@@ -138,7 +141,7 @@ class Opened:
     credential: str = ""
     version: str = ""
     owner: str = ""
-    secret: bytes = b""
+    parts: tuple[tuple[str, bytes], ...] = ()
     scrub: tuple[bytes, ...] = ()
 
     def __repr__(self) -> str:
@@ -316,7 +319,8 @@ def encode(message: Message) -> bytes:
             w.number(message.id).text(message.rule, _SHORT).text(message.operation, _SHORT)
             w.text(message.policy_digest, _SHORT).text(message.credential, _SHORT)
             w.text(message.version, _SHORT).text(message.owner, _SHORT)
-            w.data(message.secret, _SECRET).datas(message.scrub, 1024, _SECRET)
+            w.texts([part for part, _ in message.parts], _PARTS, _SHORT)
+            w.datas([value for _, value in message.parts], _PARTS, _SECRET).datas(message.scrub, 1024, _SECRET)
         case OpenRefused():
             kind = 11
             w.number(message.id).text(message.reason, _SHORT).text(message.rule, _SHORT)
@@ -453,7 +457,7 @@ def decode_from_vault(frame: Frame) -> FromVault:
                 credential=r.text(_SHORT),
                 version=r.text(_SHORT),
                 owner=r.text(_SHORT),
-                secret=r.data(_SECRET),
+                parts=_parts(r),
                 scrub=r.datas(1024, _SECRET),
             )
         case 11:
@@ -470,3 +474,10 @@ def decode_from_vault(frame: Frame) -> FromVault:
             raise WireError("a frame of an unknown type")
     r.finish()
     return message
+
+
+def _parts(r: FieldReader) -> tuple[tuple[str, bytes], ...]:
+    names, values = r.texts(_PARTS, _SHORT), r.datas(_PARTS, _SECRET)
+    if len(names) != len(values) or len(set(names)) != len(names):
+        raise WireError("parts without a name, or with one name twice")
+    return tuple(zip(names, values, strict=True))

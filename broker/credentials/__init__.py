@@ -5,7 +5,9 @@ Start reading: base.py (the contract and the order of things), then bearer.py.
 
 from __future__ import annotations
 
-from broker.credentials.base import Headers, Injection, Kind, KindFault, inject
+from collections.abc import Mapping
+
+from broker.credentials.base import ClientCertificate, Headers, Injection, Kind, KindFault, Outgoing, inject
 from broker.credentials.basic import apply_basic
 from broker.credentials.bearer import apply_bearer
 from broker.credentials.header import apply_header
@@ -22,12 +24,22 @@ KINDS: dict[str, Kind] = {
 """A new kind is one file and one line here."""
 
 
-def apply(definition: CredentialDef, secret: Secret, target: str, headers: Headers) -> Injection:
+def apply(definition: CredentialDef, parts: Mapping[str, Secret], request: Outgoing) -> Injection:
     """What `definition`'s kind asks for. Raises KindFault, also for a kind that does not exist."""
     kind = KINDS.get(definition.kind)
     if kind is None:
         raise KindFault("kind-unknown", definition.kind)
-    return kind(definition, secret, target, headers)
+    return kind(definition, parts, request)
 
 
-__all__ = ["KINDS", "Headers", "Injection", "Kind", "KindFault", "apply", "inject"]
+__all__ = [
+    "KINDS",
+    "ClientCertificate",
+    "Headers",
+    "Injection",
+    "Kind",
+    "KindFault",
+    "Outgoing",
+    "apply",
+    "inject",
+]

@@ -7,25 +7,27 @@ there. A fixed `username` always wins over what the client sent.
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 
-from broker.credentials.base import Headers, Injection, KindFault, header_text, managed_headers, managed_query
+from broker.credentials.base import Injection, KindFault, Outgoing, header_text, managed_headers, managed_query, part
 from broker.vault.secret import Secret
 from rules.placeholders import contains, split_basic
 from rules.policy import CredentialDef
 
 
-def apply_basic(definition: CredentialDef, secret: Secret, target: str, headers: Headers) -> Injection:
+def apply_basic(definition: CredentialDef, parts: Mapping[str, Secret], request: Outgoing) -> Injection:
     """The pair in the slot's header. Raises KindFault where no user name is known."""
     name = definition.slot.name.lower()
-    header_text(secret.reveal())
-    sent = [split for key, value in headers if key == name and (split := split_basic(value)) is not None]
+    secret = part(parts)
+    header_text(secret)
+    sent = [split for key, value in request.headers if key == name and (split := split_basic(value)) is not None]
     user, password = sent[0] if len(sent) == 1 else (None, "")
     if definition.username is not None:
-        pair = definition.username.encode() + b":" + secret.reveal()
+        pair = definition.username.encode() + b":" + secret
     elif user is not None and contains(user):
-        pair = secret.reveal() + b":" + password.encode()
+        pair = secret + b":" + password.encode()
     elif user is not None:
-        pair = user.encode() + b":" + secret.reveal()
+        pair = user.encode() + b":" + secret
     else:
         raise KindFault("kind-request-form", "the client sent no user name and the credential has none")
     encoded = base64.b64encode(pair)
@@ -33,5 +35,5 @@ def apply_basic(definition: CredentialDef, secret: Secret, target: str, headers:
         remove_headers=managed_headers(definition),
         remove_query=managed_query(definition),
         set_headers=((name, f"Basic {encoded.decode('ascii')}"),),
-        forms=(secret.reveal(), pair, encoded),
+        forms=(secret, pair, encoded),
     )

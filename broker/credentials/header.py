@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from broker.credentials.base import Headers, Injection, header_text, managed_headers, managed_query
+from collections.abc import Mapping
+
+from broker.credentials.base import Injection, Outgoing, header_text, managed_headers, managed_query, part
 from broker.vault.secret import Secret
 from rules.policy import CredentialDef
 
 
-def apply_header(definition: CredentialDef, secret: Secret, target: str, headers: Headers) -> Injection:
+def apply_header(definition: CredentialDef, parts: Mapping[str, Secret], request: Outgoing) -> Injection:
     """The rendered template in the slot's header."""
-    rendered = definition.slot.template.replace("{value}", header_text(secret.reveal()))
+    value = part(parts)
+    rendered = definition.slot.template.replace("{value}", header_text(value))
     return Injection(
         remove_headers=managed_headers(definition),
         remove_query=managed_query(definition),
         set_headers=((definition.slot.name.lower(), rendered),),
-        forms=(secret.reveal(),),
+        forms=(value,),
     )

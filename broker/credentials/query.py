@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import quote_from_bytes
 
-from broker.credentials.base import Headers, Injection, managed_headers, managed_query
+from broker.credentials.base import Injection, Outgoing, managed_headers, managed_query, part
 from broker.vault.secret import Secret
 from rules.policy import CredentialDef
 
 
-def apply_query(definition: CredentialDef, secret: Secret, target: str, headers: Headers) -> Injection:
+def apply_query(definition: CredentialDef, parts: Mapping[str, Secret], request: Outgoing) -> Injection:
     """The secret under the slot's name, once; the client's own parameter of that name is gone."""
-    encoded = quote_from_bytes(secret.reveal(), safe="")
+    value = part(parts)
+    encoded = quote_from_bytes(value, safe="")
     return Injection(
         remove_headers=managed_headers(definition),
         remove_query=managed_query(definition),
         set_query=((definition.slot.name, encoded),),
-        forms=tuple(dict.fromkeys((secret.reveal(), encoded.encode("ascii")))),
+        forms=tuple(dict.fromkeys((value, encoded.encode("ascii")))),
     )

@@ -11,6 +11,8 @@ One change at a time (`_turn`), so that generations reach every process in order
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -30,6 +32,7 @@ from broker.vault.records import Fields, who
 from broker.vault.sandboxes import BROKEN, SEEN, Created, NotKnown, Request, SandboxTable
 from broker.vault.snapshot import render_snapshot
 from broker.vault.store import OWN_SECRETS, SecretInfo, SecretStore, StoreError
+from broker.vault.store_key import StoreKey
 from net.process import complain
 from rules.names import Owner
 from state.errors import StateError
@@ -84,6 +87,7 @@ class Desk:
         settings: Settings,
         state: StateStore,
         store: SecretStore,
+        key: StoreKey,
         table: SandboxTable,
         ledger: Ledger,
         leaves: LeafOffice,
@@ -102,6 +106,7 @@ class Desk:
         self._settings = settings
         self._state = state
         self._store = store
+        self._key = key
         self._table = table
         self._ledger = ledger
         self._leaves = leaves
@@ -433,6 +438,18 @@ class Desk:
             await self._stored("secret.removed", name, "", actor)
             return late
 
+    async def rotate_key(self, given: bytes | None, actor: str) -> int:
+        """Seal the store with another key (broker/vault/store_key.py); how many records. Raises KeyRefused."""
+        async with self._turn:
+            count = await self._blocking(lambda: self._key.rotate(self._store, given))
+            generation, digest = self._store.generation, self._store.digest
+            await self._blocking(lambda: self._state.record_store_generation(generation, digest))
+            fields: Fields = {"action": "store.key-rotated", "actor": actor, "count": count}
+            await self._journal.append(
+                Event("admin.action", {**fields, "generation": generation, "store_digest": digest}), durable=True
+            )
+            return count
+
     async def _stored(self, event: str, name: str, version: str, actor: str) -> None:
         generation, digest = self._store.generation, self._store.digest
         await self._blocking(lambda: self._state.record_store_generation(generation, digest))
@@ -448,12 +465,10 @@ class Desk:
         boxes = [record.sandbox for record in self._table.live()]
         late: tuple[str, ...] = ()
         for credential, binding in self._policy.secrets.items():
-            references = {binding.reference}
-            for box in boxes:
-                try:
-                    references.add(expand(binding.reference, box))
-                except BrokerError:
-                    continue
+            references = set(binding.references.values())
+            for written, box in itertools.product(binding.references.values(), boxes):
+                with contextlib.suppress(BrokerError):
+                    references.add(expand(written, box))
             if f"store:{name}" in references:
                 late += await self._cut("credential", "", credential)
         return _names(late)

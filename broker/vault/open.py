@@ -19,8 +19,9 @@ Any exception anywhere is `internal-error` (I09): never a secret, never its text
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from hashlib import sha256
 from typing import Protocol, assert_never
 
@@ -38,6 +39,7 @@ from broker.vault.sandboxes import NotKnown, SandboxTable, armed, usable_credent
 from broker.vault.secret import Secret
 from broker.vault.slot import placeholder_fits
 from net.process import complain
+from rules.credential_kinds import is_public
 from rules.decide import decide_request
 from rules.decision import Denied, Held, NeedsBody, Permit
 from rules.facts import BodyAttested, FactsRefused, RequestFacts, Sandbox
@@ -277,11 +279,11 @@ class Opener:
         self, active: ActivePolicy, definition: CredentialDef, sandbox: Sandbox, record: Fields, request: str
     ) -> Material:
         try:
-            secret = await self._fetch(active, definition.name, sandbox)
+            parts = await self._fetch(active, definition.name, sandbox)
         except (BrokerError, TimeoutError) as error:
             code = error.code if isinstance(error, BrokerError) else "source-timeout"
             raise _Refuse(_no(request, "credential-unavailable"), {**record, "error": code}) from None
-        return Material(definition=definition, secret=secret, version=secret.version, owner=definition.owner)
+        return Material(definition=definition, parts=parts, version=_version(parts), owner=definition.owner)
 
     async def _scrub(
         self, active: ActivePolicy, permit: Permit, sandbox: Sandbox, record: Fields, request: str
@@ -298,7 +300,8 @@ class Opener:
             if other.name == permit.credential or not other.scrub or permit.destination.host not in other.hosts:
                 continue
             try:
-                found.append(await self._fetch(active, other.name, sandbox))
+                parts = await self._fetch(active, other.name, sandbox)
+                found += [secret for part, secret in parts.items() if not is_public(other.kind, part)]
             except SourceError as error:
                 if error.code != "source-missing":
                     raise _Refuse(_no(request, "credential-unavailable"), {**record, "error": error.code}) from None
@@ -306,17 +309,22 @@ class Opener:
                 raise _Refuse(_no(request, "credential-unavailable"), {**record, "error": "source-timeout"}) from None
         return tuple(found)
 
-    async def _fetch(self, active: ActivePolicy, name: CredentialRef, sandbox: Sandbox) -> Secret:
+    async def _fetch(self, active: ActivePolicy, name: CredentialRef, sandbox: Sandbox) -> Mapping[str, Secret]:
+        """Every part of a credential, or none: what is half there is not there."""
         binding = active.secrets.get(name)
         if binding is None:
             raise SourceError("source-unknown", name)
-        if not self._sources.blocks(binding.reference):
-            return self._sources.fetch(binding.reference, sandbox, scrub=binding.scrub)
+        kind = active.policy.credentials[name].kind
         loop = asyncio.get_running_loop()
+        found: dict[str, Secret] = {}
         async with asyncio.timeout(SOURCE_DEADLINE):
-            return await loop.run_in_executor(
-                self._threads, lambda: self._sources.fetch(binding.reference, sandbox, scrub=binding.scrub)
-            )
+            for part, reference in binding.references.items():
+                fetch = partial(
+                    self._sources.fetch, reference, sandbox, scrub=binding.scrub and not is_public(kind, part)
+                )
+                blocks = self._sources.blocks(reference)
+                found[part] = await loop.run_in_executor(self._threads, fetch) if blocks else fetch()
+        return found
 
     def _still_so(
         self, known: SandboxRecord, active: ActivePolicy, permit: Permit, record: Fields, request: str
@@ -343,6 +351,13 @@ class Opener:
         except Exception as error:
             complain("vault", "a refusal could not be recorded", error)
         return refusal.refused
+
+
+def _version(parts: Mapping[str, Secret]) -> str:
+    """The version of what is used: the one part's own, or each part's by its name."""
+    if len(parts) == 1:
+        return next(iter(parts.values())).version
+    return ",".join(f"{part}={secret.version}" for part, secret in parts.items())
 
 
 def _no(request_id: str, reason: str) -> Refused:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from broker.vault.secret import Secret
@@ -30,10 +31,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """One credential's public definition with its value for one call."""
+    """One credential's public definition with its values for one call."""
 
     definition: CredentialDef
-    secret: Secret
+    parts: Mapping[str, Secret]
     version: str
     owner: str
 

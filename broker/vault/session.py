@@ -174,7 +174,9 @@ class Session:
                             credential=credential,
                             version="" if material is None else material.version,
                             owner="" if material is None else material.owner,
-                            secret=b"" if material is None else material.secret.reveal(),
+                            parts=()
+                            if material is None
+                            else tuple((part, secret.reveal()) for part, secret in material.parts.items()),
                             scrub=tuple(secret.reveal() for secret in answer.scrub),
                         )
                     )

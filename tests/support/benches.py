@@ -122,7 +122,7 @@ class FakeVault:
             credential=statement.credential,
             version="3",
             owner="team",
-            secret=self.secret,
+            parts=(("value", self.secret),),
         )
 
     def done(self, message: Done) -> None:

@@ -11,7 +11,8 @@ import rich.console
 import rich.traceback
 import structlog
 
-from broker.credentials import KINDS, KindFault, apply, inject
+from broker.credentials import KINDS, Injection, KindFault, Outgoing, inject
+from broker.credentials import apply as apply_kind
 from broker.vault.secret import Secret
 from net.process import complain
 from rules.names import CredentialRef, Host
@@ -49,6 +50,14 @@ TABLE = {
 }
 
 
+def outgoing(target: str = "/", headers: tuple[tuple[str, str], ...] = ()) -> Outgoing:
+    return Outgoing(method="GET", authority="a.example", target=target, headers=headers, sent=headers)
+
+
+def apply(made: CredentialDef, held: Secret, target: str, headers: tuple[tuple[str, str], ...]) -> Injection:
+    return apply_kind(made, {"value": held}, outgoing(target, headers))
+
+
 def secret(value: bytes = CANARY) -> Secret:
     return Secret(value, name="c", scrub=False)
 
@@ -62,7 +71,7 @@ def test_a_secret_that_cannot_stand_in_a_header_is_refused(kind, value) -> None:
     except Exception:
         return
     if kind == "query":
-        assert inject("/", (), apply(TABLE[kind], held, "/", ()))[0].isascii()
+        assert inject(outgoing(), apply(TABLE[kind], held, "/", ())).target.isascii()
         return
     with pytest.raises(KindFault) as caught:
         apply(TABLE[kind], held, "/", ())
@@ -72,7 +81,7 @@ def test_a_secret_that_cannot_stand_in_a_header_is_refused(kind, value) -> None:
 def test_an_unknown_kind_is_refused() -> None:
     """A kind without an entry applies nothing."""
     with pytest.raises(KindFault, match="kind-unknown"):
-        apply(definition("mtls", Slot(where="header")), secret(), "/", ())
+        apply(definition("no-such-kind", Slot(where="header")), secret(), "/", ())
 
 
 def test_basic_without_any_user_is_refused() -> None:
@@ -85,7 +94,8 @@ def test_basic_without_any_user_is_refused() -> None:
 def test_the_clients_authority_is_removed_and_ours_set_once(kind) -> None:
     """I11: every known auth slot of the client is gone, other headers stay, our value is there exactly once."""
     held = secret()
-    target, headers = inject("/x?api_key=mine&a=1&API_KEY=2", FOREIGN, apply(TABLE[kind], held, "/x", FOREIGN))
+    made = inject(outgoing("/x?api_key=mine&a=1&API_KEY=2", FOREIGN), apply(TABLE[kind], held, "/x", FOREIGN))
+    target, headers = made.target, made.headers
     text = str((target, headers))
     assert "mine" not in text
     assert ("accept", "application/json") in headers
@@ -109,7 +119,7 @@ def test_the_clients_authority_is_removed_and_ours_set_once(kind) -> None:
 )
 def test_what_is_set(kind, expected) -> None:
     """The header exactly as the provider wants it."""
-    assert inject("/", (), apply(TABLE[kind], secret(), "/", ()))[1] == (expected,)
+    assert inject(outgoing(), apply(TABLE[kind], secret(), "/", ())).headers == (expected,)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +140,7 @@ def test_basic_puts_the_secret_where_the_placeholder_stood(sent, pair) -> None:
 def test_a_target_without_authority_is_left_byte_for_byte() -> None:
     """What was judged is what is sent (I02), odd but legal spellings included."""
     target = "/x?a=%20b&&c&d="
-    assert inject(target, (), apply(TABLE["bearer"], secret(), target, ()))[0] == target
+    assert inject(outgoing(target), apply(TABLE["bearer"], secret(), target, ())).target == target
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -466,7 +466,7 @@ async def test_a_sound_statement_opens_exactly_its_credential(rig, worker) -> No
     answer = await ask(rig, sealed(worker, statement(rig, created)))
     assert isinstance(answer, Opened)
     assert answer.material is not None
-    assert answer.material.secret.reveal() == SECRET
+    assert answer.material.parts["value"].reveal() == SECRET
     assert (answer.material.version, answer.material.owner) == ("1", "team-orders")
     assert [secret.reveal() for secret in answer.scrub] == [OTHER_SECRET]
     event, durable = rig.journal.events[-1]

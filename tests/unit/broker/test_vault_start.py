@@ -258,7 +258,7 @@ async def test_an_executor_gets_the_material_of_exactly_its_call(rig) -> None:
     worker, executor = await rig.process("worker", "worker-1"), await rig.process("executor", "executor-1")
     answer = await open_over(rig, executor, worker, await rig.sandbox())
     assert isinstance(answer, OpenedMessage)
-    assert (answer.secret, answer.credential, answer.version) == (SECRET, "shop-orders", "1")
+    assert (answer.parts, answer.credential, answer.version) == ((("value", SECRET),), "shop-orders", "1")
     assert "canary" not in repr(answer)
     sent = [message for message in worker.messages if b"canary" in encode(message)]
     assert sent == []

@@ -226,7 +226,7 @@ async def test_an_answer_that_nobody_waits_for_is_given_back(joined: Joined) -> 
     assert isinstance(asked, Open)
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
-    joined.vault.say(Opened(id=asked.id, rule="r", operation="o", policy_digest="d", secret=b"x"))
+    joined.vault.say(Opened(id=asked.id, rule="r", operation="o", policy_digest="d", parts=(("value", b"x"),)))
     assert await joined.vault.hear() == Done(id=asked.id, sent=False)
 
 

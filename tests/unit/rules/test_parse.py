@@ -351,7 +351,7 @@ def test_an_operators_destination_is_not_changed_by_policy() -> None:
 def test_a_documents_secrets_are_references_kept_apart() -> None:
     """The document, which workers get, holds neither secret nor reference."""
     parsed = parse("version: 1\nroles:\n  dev:\n    allow:\n" + RULE)
-    assert parsed.secrets["key"].reference == "store:team/key"
+    assert parsed.secrets["key"].references == {"value": "store:team/key"}
     assert "team/key" not in str(parsed.document)
 
 

@@ -184,7 +184,16 @@ def test_evidence_and_keys_are_not_shown() -> None:
         repr(STATEMENT.evidence),
         repr(Welcome(name="w", key=b"secret-key")),
         repr(WorkerKey(worker="w", key=b"secret-key")),
-        repr(Opened(id=1, rule="r", operation="o", policy_digest="d", secret=b"secret-key", scrub=(b"secret-key",))),
+        repr(
+            Opened(
+                id=1,
+                rule="r",
+                operation="o",
+                policy_digest="d",
+                parts=(("value", b"secret-key"),),
+                scrub=(b"secret-key",),
+            )
+        ),
         repr(Open(id=1, sealed=b"secret-key")),
     ]
     assert not any("secret-key" in text or "tok" in text for text in shown)
@@ -344,7 +353,7 @@ FROM_VAULT: list[Message] = [
         credential="shop",
         version="2",
         owner="team",
-        secret=b"value",
+        parts=(("value", b"value"), ("other", b"another")),
         scrub=(b"one", b"two"),
     ),
     OpenRefused(id=4, reason="approval-required", rule="r", remedy="m", message="n", ticket="t", retry_after=30),
