@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from exeat.commands import audit, capture, clock, doctor, gateway, policy, run, sandbox, secret, setup
+from exeat.commands import audit, capture, clock, doctor, gateway, policy, run, sandbox, secret, setup, store
 from exeat.output import EXIT_USAGE, Output, fail, is_plain, print_json, say
 from exeat.version import __version__
 
@@ -32,6 +32,7 @@ app.command("doctor")(doctor.doctor)
 app.command("why")(audit.why)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(secret.app, name="secret")
+app.add_typer(store.app, name="store")
 app.add_typer(policy.app, name="policy")
 app.add_typer(audit.app, name="audit")
 app.add_typer(capture.app, name="capture")

@@ -29,6 +29,7 @@ from exeat.environment import client_environment
 from exeat.launch import boot_document
 from exeat.principals import ContainerKind
 from exeat.settings import Settings
+from exeat.storekey import StoreKeyMissing, store_key
 from exeat.upstream import UpstreamRefused, boot_of
 from exeat.version import __version__
 from net.trust import system_bundle_pem
@@ -163,13 +164,16 @@ def _worker(settings: Settings, layout: Containers, digest_key: str) -> dict[str
 
 def _vault(settings: Settings, layout: Containers, digest_key: str) -> NoReturn:
     """Start the vault as a child, publish the certificates once it serves, and stay with it to the end."""
+    try:
+        key = store_key(settings, os.environ)
+    except StoreKeyMissing as error:
+        raise ServeRefused(str(error), error.remedy) from None
     report_read, report_write = os.pipe()
     boot = {
         "state_dir": str(settings.vault_state),
         "policy_path": str(settings.policy),
         "credentials_path": str(settings.credentials) if settings.credentials else None,
-        "key_file": str(settings.key_file) if settings.key_file else None,
-        "passphrase_file": str(settings.passphrase_file) if settings.passphrase_file else None,
+        **key,
         "auditor_path": str(layout.socket("audit")),
         "digest_key": digest_key,
         "admin_path": str(layout.socket("admin")),

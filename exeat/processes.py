@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from broker.admin.client import AdminClient, AdminError
 from exeat.containers import publish_certificates
 from exeat.environment import client_environment
+from exeat.storekey import StoreKeyMissing, store_key
 from exeat.upstream import UpstreamRefused, boot_of
 from exeat.version import __version__
 
@@ -69,6 +70,10 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
         upstream = boot_of(settings.upstream)  # read anew at each start; it goes to those that dial and nowhere else
     except UpstreamRefused as error:
         supervisor.refuse({"error": "upstream", "detail": str(error), "remedy": error.remedy})
+    try:
+        key = store_key(settings, supervisor.environment)
+    except StoreKeyMissing as error:
+        supervisor.refuse({"error": "key-missing", "detail": str(error), "remedy": error.remedy})
     names = ["vault", *(f"executor-{n}" for n in executors), *(f"worker-{n}" for n in workers)]
     log = {name: pairs.stream() for name in names}
     control = {name: pairs.stream() for name in names if name != "vault"}
@@ -99,8 +104,7 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
             "state_dir": str(settings.vault_state),
             "policy_path": str(settings.policy),
             "credentials_path": str(settings.credentials) if settings.credentials else None,
-            "key_file": str(settings.key_file) if settings.key_file else None,
-            "passphrase_file": str(settings.passphrase_file) if settings.passphrase_file else None,
+            **key,
             **supervisor.flags,
             "channels": [
                 {"name": name, "kind": name.partition("-")[0], "fd": pair[0]} for name, pair in control.items()

@@ -7,7 +7,7 @@ log: /var/lib/exeat/log         # audit segments
 run: /run/exeat-gateway         # control sockets
 policy: policy.yaml             # a file or a folder, relative to this file
 credentials: credentials.yaml
-key: {file: keys/store.key}     # or {passphrase_file: ...}
+key: {file: keys/store.key}     # or {passphrase_file: ...}, or {systemd: NAME} of LoadCredentialEncrypted=
 workers: 1
 executors: 1
 self_check_seconds: 180         # between two self-checks of the gateway, and two probes in a sandbox of `exeat run`
@@ -20,6 +20,7 @@ upstream: {proxy: ...}          # the corporate proxy that everything leaves thr
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from exeat.upstream import Upstream, parse_upstream
 from rules.names import InvalidName, parse_authority
 from rules.yaml12 import Marks, YamlError, load
 
+_CREDENTIAL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
 MIN_SELF_CHECK, MAX_SELF_CHECK = 5, 600
 """Bounds of self_check_seconds: rarer than every ten minutes would leave a hole open for long."""
 
@@ -51,6 +53,8 @@ class Settings:
     credentials: Path | None
     key_file: Path | None
     passphrase_file: Path | None
+    key_credential: str | None = None
+    """The name of a credential that the service manager hands over, which holds the key."""
     workers: int = 1
     executors: int = 1
     self_check_seconds: int = 180
@@ -119,8 +123,11 @@ def parse_settings(text: str, file: Path, places: Places) -> Settings:
         raise SettingsError(f"{file}: the settings are empty or lack 'version: 1'; 'exeat init' writes a fresh file")
     reader = _Reader(document, marks, file)
     key = reader.take("key", Mapping, {"file": "keys/store.key"})
-    if set(key) not in ({"file"}, {"passphrase_file"}):
-        raise reader.error("key", "say either {file: PATH} or {passphrase_file: PATH}")
+    kinds = ({"file"}, {"passphrase_file"}, {"systemd"})
+    if set(key) not in kinds or not all(isinstance(value, str) for value in key.values()):
+        raise reader.error("key", "say one of {file: PATH}, {passphrase_file: PATH} and {systemd: NAME}")
+    if not _CREDENTIAL.match(key.get("systemd", "key")):
+        raise reader.error("key", "a credential of systemd is named by letters, digits, dot, underscore and hyphen")
     settings = Settings(
         file=file,
         listen=reader.listen(),
@@ -131,6 +138,7 @@ def parse_settings(text: str, file: Path, places: Places) -> Settings:
         credentials=reader.path("credentials", file.parent / "credentials.yaml"),
         key_file=reader.resolve(str(key["file"])) if "file" in key else None,
         passphrase_file=reader.resolve(str(key["passphrase_file"])) if "passphrase_file" in key else None,
+        key_credential=key.get("systemd"),
         workers=reader.count("workers"),
         executors=reader.count("executors"),
         self_check_seconds=reader.seconds("self_check_seconds", 180, MIN_SELF_CHECK, MAX_SELF_CHECK),

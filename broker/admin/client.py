@@ -130,6 +130,10 @@ class AdminClient:
     def remove_secret(self, name: str) -> dict[str, Any]:
         return self.call("DELETE", f"/v1/secrets/{quote(name)}")
 
+    def rotate_key(self, key: bytes | None) -> dict[str, Any]:
+        """Give the store another key: one made and put into the key file, or `key` (its text, or a passphrase)."""
+        return self.call("POST", "/v1/store/rotate-key", {} if key is None else {"value_base64": _encode(key)})
+
     def ca(self) -> dict[str, Any]:
         return self.call("GET", "/v1/ca")
 

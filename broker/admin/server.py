@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from audit.journal import AuditUnavailable
-from broker.admin import calls
+from broker.admin import calls, store_calls
 from broker.admin.calls import ACTOR, VAULT
 from broker.admin.peers import Peer, peer_of, refuse
 from broker.admin.values import BadRequest
@@ -77,6 +77,7 @@ def make_app(vault: Vault) -> web.Application:
     app.router.add_post("/v1/secrets", calls.add_secret_call)
     app.router.add_put("/v1/secrets/{name:.+}", calls.rotate_secret_call)
     app.router.add_delete("/v1/secrets/{name:.+}", calls.remove_secret_call)
+    app.router.add_post("/v1/store/rotate-key", store_calls.rotate_key_call)
     app.router.add_get("/v1/ca", calls.ca_call)
     app.router.add_post("/v1/clock/reset", calls.reset_clock_call)
     return app

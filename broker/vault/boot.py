@@ -38,6 +38,8 @@ class Boot:
     credentials_path: str | None = None
     key_file: str | None = None
     """The store's key: 32 bytes as hex or base64, mode 0600, outside state_dir."""
+    key_text: str | None = field(default=None, repr=False)
+    """The same, read by the supervisor where this process cannot (a service manager's credential)."""
     passphrase_file: str | None = None
     passphrase: str | None = field(default=None, repr=False)
     danger_key_beside_store: bool = False
@@ -101,9 +103,10 @@ def check_boot(boot: Boot) -> None:
         raise BootRefused("boot-invalid", "exactly one of auditor_fd and auditor_path is needed")
     if (boot.admin_fd is None) == (boot.admin_path is None):
         raise BootRefused("boot-invalid", "exactly one of admin_fd and admin_path is needed")
-    if sum(value is not None for value in (boot.key_file, boot.passphrase_file, boot.passphrase)) != 1:
+    keys = (boot.key_file, boot.key_text, boot.passphrase_file, boot.passphrase)
+    if sum(value is not None for value in keys) != 1:
         raise BootRefused(
             "key-missing",
             "the store needs exactly one key: a key file or a passphrase",
-            "run `exeat init`, or name one of key_file, passphrase_file and passphrase",
+            "run `exeat init`, or name one of key_file, key_text, passphrase_file and passphrase",
         )

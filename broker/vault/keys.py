@@ -1,6 +1,7 @@
 """The store's key: from a file or a passphrase. Loose modes, wrong owners and missing files refuse (RULINGS 9.8).
 
  key file         32 bytes as 64 hex digits or base64, mode 0600, ours, not below the state directory
+ key text         the same, from a service manager's credential
  passphrase file  at least 12 characters; argon2id (64 MiB, 3 passes) with the salt written in the store
 
 The key never travels by argv or environment; the boot JSON names the file, or holds the passphrase itself.
@@ -37,19 +38,26 @@ def read_key_file(path: Path, *, state_dir: Path, danger_beside_store: bool = Fa
             "the key file lies in the state directory, so whoever copies one has the other",
             "move it elsewhere, or say --danger-key-beside-store",
         )
-    text = read_private(path, "key-missing", "key-modes").strip()
+    key = key_from_text(read_private(path, "key-missing", "key-modes"))
+    if key is None:
+        raise KeyRefused(
+            "key-invalid",
+            f"{path} does not hold a key (32 bytes as 64 hex digits or base64)",
+            "restore the key that the store was made with; without a store, remove the file and run `exeat init`",
+        )
+    return key
+
+
+def key_from_text(text: bytes) -> bytes | None:
+    """The 32 bytes that `text` spells as 64 hex digits or base64, or None."""
     for decode in (bytes.fromhex, lambda value: base64.b64decode(value, validate=True)):
         try:
-            key = decode(text.decode("ascii"))
+            key = decode(text.strip().decode("ascii"))
         except (ValueError, binascii.Error, UnicodeDecodeError):
             continue
         if len(key) == KEY_BYTES:
             return key
-    raise KeyRefused(
-        "key-invalid",
-        f"{path} does not hold a key (32 bytes as 64 hex digits or base64)",
-        "restore the key that the store was made with; without a store, remove the file and run `exeat init`",
-    )
+    return None
 
 
 def key_from_passphrase(passphrase: bytes, salt: bytes) -> bytes:

@@ -33,6 +33,7 @@ from broker.vault.report import report
 from broker.vault.sandboxes import SandboxTable
 from broker.vault.session import Call, Session
 from broker.vault.store import SecretStore
+from broker.vault.store_key import StoreKey
 from broker.vault.tickets import StateTickets
 from net.process import complain
 from state.errors import StateError
@@ -63,6 +64,7 @@ class Vault:
         *,
         state: StateStore,
         store: SecretStore,
+        key: StoreKey,
         authority: CertificateAuthority,
         journal: Journal,
         clock: SystemClock,
@@ -99,6 +101,7 @@ class Vault:
             ),
             state=state,
             store=store,
+            key=key,
             table=self.table,
             ledger=self.ledger,
             leaves=self._leaves,

@@ -14,9 +14,10 @@ from audit.journal import Journal
 from broker.vault.boot import Boot, BootRefused
 from broker.vault.ca import AuthorityError, CertificateAuthority
 from broker.vault.clock import SystemClock
-from broker.vault.keys import check_private_directory, key_from_passphrase, read_key_file, read_private
+from broker.vault.keys import check_private_directory
 from broker.vault.service import Random, Vault
 from broker.vault.store import OWN_SECRETS, SecretStore, StoreError, check_rollback
+from broker.vault.store_key import StoreKey
 from state.errors import StateError
 from state.store import StateStore
 
@@ -27,7 +28,8 @@ def open_vault(boot: Boot, journal: Journal, random: Random = os.urandom) -> Vau
     """Open key, store, state and authority in that order. Blocks. Raises BrokerError naming what is wrong."""
     state_dir = Path(boot.state_dir)
     check_private_directory(state_dir)
-    store = SecretStore(state_dir / "store.json", lambda salt: _key(boot, state_dir, salt), random)
+    key = StoreKey(boot, random)
+    store = key.opened(state_dir / "store.json")
     try:
         state = StateStore(state_dir / "state.sqlite")
     except StateError as error:
@@ -36,7 +38,16 @@ def open_vault(boot: Boot, journal: Journal, random: Random = os.urandom) -> Vau
         check_rollback(store, state.store_generation())
         clock = SystemClock(state.raise_clock_floor(SystemClock(state.clock_floor()).wall()))
         authority = _authority(store, clock)
-        return Vault(boot, state=state, store=store, authority=authority, journal=journal, clock=clock, random=random)
+        return Vault(
+            boot,
+            state=state,
+            store=store,
+            key=key,
+            authority=authority,
+            journal=journal,
+            clock=clock,
+            random=random,
+        )
     except StateError as error:
         state.close()
         raise _state_refused(error) from None
@@ -47,17 +58,6 @@ def open_vault(boot: Boot, journal: Journal, random: Random = os.urandom) -> Vau
 
 def _state_refused(error: StateError) -> BootRefused:
     return BootRefused(error.code, error.detail, "see the messages above; restore the state from a backup")
-
-
-def _key(boot: Boot, state_dir: Path, salt: bytes) -> bytes:
-    if boot.key_file is not None:
-        return read_key_file(Path(boot.key_file), state_dir=state_dir, danger_beside_store=boot.danger_key_beside_store)
-    if boot.passphrase_file is not None:
-        raw = read_private(Path(boot.passphrase_file), "key-missing", "key-modes")
-        return key_from_passphrase(raw.removesuffix(b"\n").removesuffix(b"\r"), salt)
-    if boot.passphrase is not None:
-        return key_from_passphrase(boot.passphrase.encode(), salt)
-    raise BootRefused("key-missing", "the store has no key", "run `exeat init`")
 
 
 def _authority(store: SecretStore, clock: SystemClock) -> CertificateAuthority:

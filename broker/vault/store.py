@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -77,6 +77,13 @@ class SecretInfo:
     scrub: bool
 
 
+class _Held(NamedTuple):
+    """Key and records go together: one thread reads while another one rotates."""
+
+    key: bytes
+    records: dict[str, _Record]
+
+
 _RESTORE = "restore store.json in the state folder from a backup of the same generation"
 
 
@@ -93,17 +100,16 @@ class SecretStore:
         check_private_directory(path.parent)
         if os.path.lexists(path):
             raw = read_private(path, "store-missing", "store-modes", limit=MAX_STORE_BYTES)
-            self._salt, self.generation, check, seal, self._records = _parse(raw)
-            self._key = key(self._salt)
+            self._salt, self.generation, check, seal, records = _parse(raw)
+            self._held = _Held(key(self._salt), records)
             self._verify(check, seal)
             self.digest = hashlib.sha256(raw).hexdigest()
         else:
             self._salt = random(16)
-            self._key = key(self._salt)
-            self._records = {}
+            self._held = _Held(key(self._salt), {})
             self.generation = 0
             self.digest = ""
-            self._commit({})
+            self._commit(self._held)
 
     def names(self) -> tuple[SecretInfo, ...]:
         """Everything but values, sorted by name."""
@@ -115,23 +121,29 @@ class SecretStore:
                 created_at=record.created_at,
                 scrub=record.scrub,
             )
-            for _, record in sorted(self._records.items())
+            for _, record in sorted(self._held.records.items())
         )
+
+    @property
+    def salt(self) -> bytes:
+        """What a key from a passphrase is derived with."""
+        return self._salt
 
     def read(self, name: str) -> Secret:
         """The secret `name`. Raises StoreError(`secret-missing` | `record-corrupt`)."""
-        record = self._records.get(name)
+        held = self._held
+        record = held.records.get(name)
         if record is None:
             raise StoreError("secret-missing", name, "add it: exeat secret add")
         return Secret(
-            self._decrypt(record), name=name, version=str(record.version), owner=record.owner, scrub=record.scrub
+            _decrypt(held.key, record), name=name, version=str(record.version), owner=record.owner, scrub=record.scrub
         )
 
     def add(self, name: str, value: bytes, *, owner: str, now: float, scrub: bool = True) -> SecretInfo:
         """Store a new secret. Raises StoreError(`secret-exists`, `secret-name`) and SecretRefused."""
         if not _NAME.match(name) or len(name) > 200:
             raise StoreError("secret-name", "a name is lower-case words of [a-z0-9._-] joined by /")
-        if name in self._records:
+        if name in self._held.records:
             raise StoreError(
                 "secret-exists", f"the store already has {name}", f"give it another value: exeat secret rotate {name}"
             )
@@ -139,7 +151,7 @@ class SecretStore:
 
     def rotate(self, name: str, value: bytes, *, now: float, scrub: bool | None = None) -> SecretInfo:
         """Give `name` a new value and the next version. Raises StoreError(`secret-missing`) and SecretRefused."""
-        old = self._records.get(name)
+        old = self._held.records.get(name)
         if old is None:
             raise StoreError("secret-missing", f"the store has no {name}", f"add it: exeat secret add {name}")
         keep = old.scrub if scrub is None else scrub
@@ -147,38 +159,41 @@ class SecretStore:
 
     def remove(self, name: str) -> None:
         """Forget `name`. Raises StoreError(`secret-missing`)."""
-        if name not in self._records:
+        held = self._held
+        if name not in held.records:
             raise StoreError("secret-missing", f"the store has no {name}", "see `exeat secret list`")
-        self._commit({key: record for key, record in self._records.items() if key != name})
+        self._commit(held._replace(records={key: record for key, record in held.records.items() if key != name}))
 
-    def rekey(self, key: bytes) -> None:
-        """`store rotate-key`: wrap every data key anew under `key` and write the store."""
-        fresh: dict[str, _Record] = {}
-        for name, record in self._records.items():
-            data_key = _open(self._key, record.wrapped, record.bound, name)
-            fresh[name] = replace(record, wrapped=_seal(key, data_key, record.bound, self._random))
-        self._key = key
-        self._commit(fresh)
+    def rekey(self, key: bytes) -> int:
+        """`store rotate-key`: every value under a fresh data key, every data key under `key`; how many there are.
+
+        One write: until it is on disk the old key opens the store, from then on only `key`.
+        """
+        held = self._held
+        values = ((record, _decrypt(held.key, record)) for record in held.records.values())
+        fresh = {record.name: self._sealed(key, record, value) for record, value in values}
+        self._commit(_Held(key, fresh))
+        return len(fresh)
 
     def _put(self, name: str, value: bytes, *, owner: str, version: int, now: float, scrub: bool) -> SecretInfo:
         check_value(value, scrub=scrub)
-        data_key = self._random(32)
         blank = _Record(name=name, owner=owner, version=version, created_at=now, scrub=scrub, wrapped=b"", body=b"")
-        record = replace(
-            blank,
-            wrapped=_seal(self._key, data_key, blank.bound, self._random),
-            body=_seal(data_key, value, blank.bound, self._random),
-        )
-        self._commit({**self._records, name: record})
+        held = self._held
+        self._commit(held._replace(records={**held.records, name: self._sealed(held.key, blank, value)}))
         return SecretInfo(name=name, owner=owner, version=version, created_at=now, scrub=scrub)
 
-    def _decrypt(self, record: _Record) -> bytes:
-        data_key = _open(self._key, record.wrapped, record.bound, record.name)
-        return _open(data_key, record.body, record.bound, record.name)
+    def _sealed(self, key: bytes, record: _Record, value: bytes) -> _Record:
+        data_key = self._random(32)
+        return replace(
+            record,
+            wrapped=_seal(key, data_key, record.bound, self._random),
+            body=_seal(data_key, value, record.bound, self._random),
+        )
 
     def _verify(self, check: bytes, seal: bytes) -> None:
+        key, records = self._held
         try:
-            _open(self._key, check, _KEY_CHECK + self._salt, "")
+            _open(key, check, _KEY_CHECK + self._salt, "")
         except StoreError:
             raise StoreError(
                 "store-wrong-key",
@@ -186,23 +201,23 @@ class SecretStore:
                 "restore the key it was made with (key: in exeat.yaml); no other can open it",
             ) from None
         # The records before the seal: where one of them is bad, its name is worth more than "the seal does not fit".
-        for name, record in sorted(self._records.items()):
+        for name, record in sorted(records.items()):
             try:
-                self._decrypt(record)
+                _decrypt(key, record)
             except StoreError:
                 raise StoreError("record-corrupt", name, "restore the store from a backup of this generation") from None
         try:
-            _open(self._key, seal, _rest(self._salt, self.generation, self._records), "")
+            _open(key, seal, _rest(self._salt, self.generation, records), "")
         except StoreError:
             raise StoreError("store-corrupt", "the set of records is not the one that was sealed", _RESTORE) from None
 
-    def _commit(self, records: dict[str, _Record]) -> None:
+    def _commit(self, held: _Held) -> None:
         generation = self.generation + 1
-        seal = _seal(self._key, b"", _rest(self._salt, generation, records), self._random)
-        check = _seal(self._key, b"", _KEY_CHECK + self._salt, self._random)
-        raw = _render(self._salt, generation, check, seal, records)
+        seal = _seal(held.key, b"", _rest(self._salt, generation, held.records), self._random)
+        check = _seal(held.key, b"", _KEY_CHECK + self._salt, self._random)
+        raw = _render(self._salt, generation, check, seal, held.records)
         _write_private(self._path, raw)
-        self._records = records
+        self._held = held
         self.generation = generation
         self.digest = hashlib.sha256(raw).hexdigest()
 
@@ -219,6 +234,11 @@ def check_rollback(store: SecretStore, recorded: tuple[int, str]) -> None:
             f"the store is generation {store.generation}, the last recorded one is {generation}",
             "restore the newest copy of the store",
         )
+
+
+def _decrypt(key: bytes, record: _Record) -> bytes:
+    data_key = _open(key, record.wrapped, record.bound, record.name)
+    return _open(data_key, record.body, record.bound, record.name)
 
 
 def _seal(key: bytes, value: bytes, bound: bytes, random: Random) -> bytes:

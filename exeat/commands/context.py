@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -42,3 +44,15 @@ def explain(error: AdminError) -> NoReturn:
     """Print an admin error with its remedy and exit."""
     codes = {"not-running": EXIT_NOT_RUNNING, "bad-ttl": EXIT_USAGE}
     fail(error.detail or error.code, remedy=error.remedy, code=codes.get(error.code, EXIT_NO))
+
+
+def secret_input(what: str) -> bytes:
+    """What a person types at a prompt that does not show it, or what is piped in; one trailing newline is dropped."""
+    if sys.stdin.isatty():
+        value = getpass.getpass(f"{what} (not shown): ").encode()
+    else:
+        value = sys.stdin.buffer.read(1 << 20)
+        value = value[:-1] if value.endswith(b"\n") else value
+    if not value:
+        fail(f"the {what.lower()} is empty", remedy="type it at the prompt, or pipe it in with < FILE", code=EXIT_USAGE)
+    return value

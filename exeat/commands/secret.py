@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import getpass
-import sys
 from typing import Annotated
 
 import typer
 
 from broker.admin.client import AdminError
-from exeat.commands.context import ConfigOption, OutputOption, admin, explain
-from exeat.output import EXIT_USAGE, Output, fail, print_json, print_table, say
+from exeat.commands.context import ConfigOption, OutputOption, admin, explain, secret_input
+from exeat.output import Output, print_json, print_table, say
 
 app = typer.Typer(help="Secrets in the embedded store.", no_args_is_help=True)
 
 NameArgument = Annotated[str, typer.Argument(help="Name in the store, as credentials.yaml refers to it: store:NAME.")]
-
-
-def _value() -> bytes:
-    """The secret from a prompt or a pipe; one trailing newline is dropped."""
-    if sys.stdin.isatty():
-        value = getpass.getpass("Secret (not shown): ").encode()
-    else:
-        value = sys.stdin.buffer.read(1 << 20)
-        value = value[:-1] if value.endswith(b"\n") else value
-    if not value:
-        fail(
-            "the secret is empty",
-            remedy="type it at the prompt, or pipe it in: exeat secret add NAME < file",
-            code=EXIT_USAGE,
-        )
-    return value
 
 
 @app.command()
@@ -43,7 +25,7 @@ def add(
 ) -> None:
     """Add a secret, read from standard input or asked for."""
     try:
-        answer = admin(config).add_secret(name, _value(), owner=owner, scrub=scrub)
+        answer = admin(config).add_secret(name, secret_input("Secret"), owner=owner, scrub=scrub)
     except AdminError as error:
         explain(error)
     print_json(answer) if output is Output.json else say(f"added {name}")
@@ -53,7 +35,7 @@ def add(
 def rotate(name: NameArgument, config: ConfigOption = None, output: OutputOption = Output.text) -> None:
     """Replace a secret's value; calls in flight end, later ones use the new value."""
     try:
-        answer = admin(config).rotate_secret(name, _value())
+        answer = admin(config).rotate_secret(name, secret_input("Secret"))
     except AdminError as error:
         explain(error)
     print_json(answer) if output is Output.json else say(f"rotated {name} (version {answer.get('version')})")

@@ -10,6 +10,7 @@ import pytest
 from exeat.places import Places, default_places
 from exeat.settings import Settings, SettingsError, load_settings, parse_settings
 from exeat.upstream import Upstream
+from tests.support.rows import every_row
 
 PLACES = Places(config=Path("/c"), state=Path("/s"), run=Path("/r"))
 FILE = Path("/etc/exeat/exeat.yaml")
@@ -19,7 +20,7 @@ def parse(text: str) -> Settings:
     return parse_settings(text, FILE, PLACES)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("line", "said", "sentence"),
     [
         ("lisen: 127.0.0.1:1", "unknown setting 'lisen'", "a misspelt key is not silently the default"),
@@ -44,9 +45,11 @@ def parse(text: str) -> Settings:
         ("self_addresses: [here]", "not an address", "a name is not an address"),
         ("internal_ranges: [10.0.0.1/8]", "not an address", "host bits set: which network was meant?"),
         ("key: keys/store.key", "wrong form", "the kind of key must be said"),
-        ("key: {}", "either {file: PATH}", "no key"),
-        ("key: {file: a, passphrase_file: b}", "either {file: PATH}", "two keys"),
-        ("key: {env: KEY}", "either {file: PATH}", "a key does not come from the environment"),
+        ("key: {}", "one of {file: PATH}", "no key"),
+        ("key: {file: a, passphrase_file: b}", "one of {file: PATH}", "two keys"),
+        ("key: {env: KEY}", "one of {file: PATH}", "a key does not come from the environment"),
+        ("key: {systemd: ../x}", "letters, digits", "a credential is a name, no path"),
+        ("key: {systemd: 7}", "one of {file: PATH}", "a credential is a name, no number"),
         ("workers: 1\nworkers: 2", "workers", "a repeated key is an error, not the last one"),
         ("listen: [", "", "not YAML"),
         ("upstream: http://proxy.corp.example:3128", "upstream is {proxy: URL", "the parts are named"),

@@ -1,0 +1,15 @@
+"""The admin API's handlers about the store as a whole. Secrets one by one are in calls.py."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from broker.admin.calls import ACTOR, VAULT
+from broker.admin.values import read_object, secret_value
+
+
+async def rotate_key_call(request: web.Request) -> web.Response:
+    vault = request.app[VAULT]
+    body = read_object(await request.read(), {"value": str, "value_base64": str})
+    count = await vault.desk.rotate_key(secret_value(body) if body else None, request[ACTOR])
+    return web.json_response({"records": count, "generation": vault.store.generation})
