@@ -103,8 +103,15 @@ LOADED = {
     "exeat.confine": {"exeat"},
 }
 FOREIGN = {
-    "proxy.worker": {"mitmproxy", "aiohttp", "sqlalchemy", "cryptography.fernet"},
-    "broker.executor_process": {"mitmproxy", "aiohttp", "sqlalchemy", "broker.vault.store", "broker.vault.keys"},
+    "proxy.worker": {"mitmproxy", "aiohttp", "sqlalchemy", "cryptography.fernet", "net.client"},
+    "broker.executor_process": {
+        "mitmproxy",
+        "aiohttp",
+        "sqlalchemy",
+        "broker.vault.store",
+        "broker.vault.keys",
+        "net.client",
+    },
     "broker.vault.__main__": {"mitmproxy", "httptools", "zstandard", "net.http1", "broker.codings"},
     "audit.auditor": {"mitmproxy", "aiohttp", "sqlalchemy", "yaml", "httptools"},
     "audit.verify": {"mitmproxy", "aiohttp", "sqlalchemy", "yaml", "httptools"},
