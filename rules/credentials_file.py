@@ -5,6 +5,7 @@
       shop-orders: {kind: header, header: X-Api-Key, secret: "store:shop/orders", hosts: [orders.shop.example],
                     owner: team-orders, placeholder: {env: SHOP_API_KEY, shape: "sk_live_{24}"}}
       github-reader: {service: github, secret: "store:github/${sandbox.owner}", owner: platform-team}
+    sources: {...}               # rules/secret_sources.py: where references other than env:, file:, store: lead
     destinations: {...}          # as in policy.yaml; what stands here cannot be changed there
 
 `service:` takes kind, slot, hosts and placeholder from the built-in catalogue only: a service that a policy
@@ -16,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from rules import grammar
@@ -25,8 +27,7 @@ from rules.names import CredentialRef, Host
 from rules.placeholders import InvalidShape, check_shape
 from rules.policy import CredentialDef, PlaceholderSpec, Slot
 from rules.reader import Node, shown
-
-SOURCES = ("env", "file", "store")
+from rules.secret_references import FROM, read_reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,19 +72,26 @@ class WrittenCredential:
         )
 
 
-def read_credentials(top: Node, services: Mapping[str, ServiceDef]) -> dict[str, WrittenCredential]:
-    """Return the entries under `credentials:`. `services` is the built-in catalogue. Problems are noted."""
+def read_credentials(
+    top: Node, services: Mapping[str, ServiceDef], sources: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, WrittenCredential]:
+    """Return the entries under `credentials:`. `services` is the built-in catalogue. Problems are noted.
+
+    `sources`: name -> kind of what stands under `sources:`.
+    """
     found: dict[str, WrittenCredential] = {}
     for text, node in top.entries():
         with node.problems.collecting():
-            found[text] = _credential(grammar.checked_name(node, text), node, services)
+            found[text] = _credential(grammar.checked_name(node, text), node, services, sources)
     return found
 
 
 _OPTIONAL = "kind header query service hosts placeholder scrub username template"
 
 
-def _credential(name: str, node: Node, services: Mapping[str, ServiceDef]) -> WrittenCredential:
+def _credential(
+    name: str, node: Node, services: Mapping[str, ServiceDef], sources: Mapping[str, str]
+) -> WrittenCredential:
     fields = node.fields("secret owner", _OPTIONAL)
     owner = fields["owner"].text()
     kind: str
@@ -135,7 +143,7 @@ def _credential(name: str, node: Node, services: Mapping[str, ServiceDef]) -> Wr
         from_catalogue="hosts" not in fields,
         owner=owner,
         placeholder=placeholder,
-        secret=_secret(kind, fields["secret"], fields.get("scrub")),
+        secret=_secret(kind, fields["secret"], fields.get("scrub"), sources),
         username=username,
         params=params,
     )
@@ -231,33 +239,13 @@ def _placeholder(node: Node) -> PlaceholderSpec:
     return PlaceholderSpec(env=env, shape=shape)
 
 
-_REFERENCES = {
-    "env": re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z"),
-    "file": re.compile(r"/?[^\x00-\x1f\x7f/]+(?:/[^\x00-\x1f\x7f/]+)*\Z"),
-    "store": re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*\Z"),
-}
-
-
-def _secret(kind: str, node: Node, scrub: Node | None) -> SecretBinding:
+def _secret(kind: str, node: Node, scrub: Node | None, sources: Mapping[str, str]) -> SecretBinding:
     """One reference, which is the part `value`, or a mapping of parts; which of them a kind has, its row says."""
-    several = isinstance(node.value, dict)
+    several = isinstance(node.value, dict) and FROM not in node.value
     parts = dict(node.entries()) if several else {VALUE: node}
     if len(parts) > MAX_PARTS or any(not PART.match(part) for part in parts):
         node.fail(f"a secret has at most {MAX_PARTS} parts, each named in lower-case letters, digits and underscore")
     if (wrong := KINDS[kind].wrong_parts(parts)) is not None:
         node.fail(wrong)
-    references = {part: _reference(found) for part, found in sorted(parts.items())}
+    references = {part: read_reference(found, sources) for part, found in sorted(parts.items())}
     return SecretBinding(references=references, scrub=True if scrub is None else scrub.flag())
-
-
-def _reference(node: Node) -> str:
-    text = node.text()
-    source, colon, rest = text.partition(":")
-    # The text is not shown: it may be the secret itself, pasted.
-    if not colon or source not in SOURCES:
-        node.fail(f"a secret is named by its source ({', '.join(f'{name}:' for name in SOURCES)}), never written here")
-    grammar.sandbox_references(node, rest)
-    plain = grammar.SANDBOX_REFERENCE.sub("x", rest)
-    if not _REFERENCES[source].match(plain) or ".." in plain.split("/"):
-        node.fail(f"what follows {source}: is not a reference of that source")
-    return text

@@ -40,6 +40,7 @@ from rules.policy_file import Surroundings, WrittenRole, WrittenRule, read_every
 from rules.policytests import PolicyTest, json_body
 from rules.reader import Node, Problems, Rejected, shown
 from rules.reasons import REASONS
+from rules.secret_sources import SourceDef, kinds_of, read_sources
 from rules.yaml12 import Problem, YamlError
 
 ATTRIBUTE = grammar.ATTRIBUTE
@@ -73,6 +74,10 @@ class Parsed:
 
     document: dict[str, Any]
     secrets: Mapping[str, SecretBinding]
+    secret_sources: Mapping[str, SourceDef]
+    """The operator's `sources:`. Never leaves the vault either."""
+    places: Mapping[str, DestinationDef]
+    """The operator's own `destinations:`: how the vault itself may reach a host. Policy adds nothing to them."""
     warnings: tuple[Problem, ...]
     tests: tuple[PolicyTest, ...]
 
@@ -86,7 +91,7 @@ def parse_sources(sources: Sources) -> Parsed:
     files = [(top, fields) for top in tops if (fields := _top(top)) is not None]
     services = _services(sources, files, problems)
     operator = None if sources.credentials is None else _load(*sources.credentials, problems)
-    written, settled = _operator(operator, sources, problems)
+    written, settled, secret_sources = _operator(operator, sources, problems)
     destinations = {**_destinations(files, settled, sources, problems), **settled}
     around = Surroundings(services=services, destinations=destinations)
     roles = _roles(files, around, problems)
@@ -114,6 +119,8 @@ def parse_sources(sources: Sources) -> Parsed:
     return Parsed(
         document=document,
         secrets={name: entry.secret for name, entry in written.items()},
+        secret_sources=secret_sources,
+        places=settled,
         warnings=tuple(sorted(problems.warnings, key=lambda problem: (problem.file, problem.line, problem.column))),
         tests=tests,
     )
@@ -230,19 +237,22 @@ def _described(name: str, node: Node, services: Mapping[str, ServiceDef], source
 
 def _operator(
     top: Node | None, sources: Sources, problems: Problems
-) -> tuple[dict[str, WrittenCredential], dict[str, DestinationDef]]:
-    """Return the credentials and the destinations that the operator settled."""
+) -> tuple[dict[str, WrittenCredential], dict[str, DestinationDef], dict[str, SourceDef]]:
+    """Return the credentials, the destinations that the operator settled, and the sources of secrets."""
     written: dict[str, WrittenCredential] = {}
     settled: dict[str, DestinationDef] = {}
+    found: dict[str, SourceDef] = {}
     if top is not None:
         with problems.collecting():
-            fields = top.fields("version", "credentials destinations")
+            fields = top.fields("version", "credentials destinations sources")
             fields["version"].natural(1, 1)
             if "destinations" in fields:
                 settled = read_destinations(fields["destinations"], sources.ca_files)
+            if "sources" in fields:
+                found = read_sources(fields["sources"], settled)
             if "credentials" in fields:
-                written = read_credentials(fields["credentials"], builtin_services())
-    return written, settled
+                written = read_credentials(fields["credentials"], builtin_services(), kinds_of(found))
+    return written, settled, found
 
 
 def _destinations(

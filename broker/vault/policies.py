@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from broker.errors import BrokerError
 from rules.compile import compile_policy
 from rules.credentials_file import SecretBinding
 from rules.parse import Parsed, PolicyError, Sources, parse_sources
-from rules.policy import Policy
+from rules.policy import DestinationDef, Policy
 from rules.policytests import run_tests
+from rules.secret_sources import SourceDef
 
 MAX_FILE = 4 << 20
 MAX_FILES = 500
@@ -43,12 +44,16 @@ class ActivePolicy:
 
     policy: Policy
     secrets: Mapping[str, SecretBinding]
-    """credential -> reference and scrub flag. Never in the snapshot."""
+    """credential -> references and scrub flag. Never in the snapshot."""
     files: tuple[str, ...]
     warnings: tuple[str, ...]
     loaded_at: float
     tests: int = 0
     """How many tests of its own it was put to."""
+    sources: Mapping[str, SourceDef] = field(default_factory=dict)
+    """The operator's sources of secrets. Never in the snapshot."""
+    places: Mapping[str, DestinationDef] = field(default_factory=dict)
+    """The operator's own `destinations:`, which say how the vault itself reaches a host."""
     failed: tuple[str, ...] = ()
     """Those that it failed, as lines; only where `load_policy` was told to let them pass."""
 
@@ -126,6 +131,8 @@ def load_policy(
     return ActivePolicy(
         policy=policy,
         secrets=dict(parsed.secrets),
+        sources=dict(parsed.secret_sources),
+        places=dict(parsed.places),
         files=tuple(sorted((*texts, *services, *((credentials[0],) if credentials else ())))),
         warnings=tuple(str(problem) for problem in parsed.warnings),
         loaded_at=now,
