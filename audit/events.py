@@ -124,6 +124,8 @@ SPECS: Final[Mapping[str, FieldSpec]] = {
     "path": _field(_P, str, "canonical raw path, credential slots as {credential:NAME}"),
     "path_template": _field(_P, str, "the path pattern that matched"),
     "query_keys": _field(_P, tuple, "names of the query parameters, never values"),
+    "asked": _field(_P, tuple, "scopes of a token call of which fewer were granted"),
+    "granted": _field(_P, tuple, "the scopes of it that left"),
     "sni": _field(_P, str, "TLS server name offered by the client"),
     "connect_host": _field(_P, str, "host of the CONNECT or the captured connection"),
     "host_header": _field(_P, str, "host of the Host header where it differs"),
@@ -228,8 +230,8 @@ _JUDGED = _names(
     "credential credential_version credential_owner credential_kind source"
 )
 _ATTEMPT = _names(
-    "request_id connection_id lane channel protocol method scheme host port path path_template query_keys sni "
-    "connect_host host_header user_agent peer upgrade dropped_headers body_bytes attempt slot place "
+    "request_id connection_id lane channel protocol method scheme host port path path_template query_keys asked "
+    "granted sni connect_host host_header user_agent peer upgrade dropped_headers body_bytes attempt slot place "
     "other_sandbox"
 )
 _RESULT = _names(

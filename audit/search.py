@@ -202,6 +202,9 @@ def _facts(record: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     if get("host"):
         port = f":{get('port')}" if "port" in record else ""
         yield "request", f"{get('method', 'CONNECT')} {get('scheme', 'tcp')}://{get('host')}{port}{get('path', '')}"
+    for name in ("asked", "granted"):
+        if isinstance(scopes := get(name), list):
+            yield name, " ".join(map(str, scopes))
     if get("decision"):
         yield "decision", str(get("decision"))
     if get("reason"):

@@ -13,6 +13,7 @@ from rules.decision import NeedsBody
 from rules.explaining import canonical, misses, recognised, verdict
 from rules.facts import FactsRefused, RequestFacts, Sandbox
 from rules.names import DEFAULT_PORTS, InvalidName, parse_authority
+from rules.narrowing import narrowed
 from rules.policy import HostPattern, Operation, Policy, Rule
 from rules.reasons import reason
 
@@ -59,6 +60,7 @@ def explain_request(
         attributes=dict(attributes or {}),
         expires_at=now + 3600,
     )
+    facts = narrowed(policy, sandbox, facts, now)
     decision = decide_request(policy, sandbox, facts, now)
     if isinstance(decision, NeedsBody) and body is not None:
         facts = replace(facts, body=body)

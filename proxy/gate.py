@@ -1,6 +1,6 @@
 """The gate: one attempt in, one of four answers out, and nothing passes before it is written down.
 
-    facts -> current sandbox and policy -> decide -> bounds and budgets -> record (written) -> answer
+    facts -> current sandbox and policy -> narrow -> decide -> bounds and budgets -> record (written) -> answer
 
     head(who, facts, seen)  -> Refuse | NeedsBody | Handoff | Forward
     body(waiting, body)     -> Refuse | Handoff | Forward
@@ -46,6 +46,7 @@ from rules.decision import Decision, Denied, Held, Permit, TunnelDecision, Tunne
 from rules.facts import RequestFacts, Sandbox, TunnelFacts
 from rules.matching import match_path
 from rules.names import OWN_NAME, RequestId
+from rules.narrowing import narrowed
 from rules.operations.jsonrpc import request_id_of
 from rules.paths import CanonicalPath
 from rules.placeholders import find, split_basic
@@ -187,6 +188,8 @@ class _Judged:
 
     verdict: _No | ruling.NeedsBody | Permit
     sandbox: Sandbox
+    facts: RequestFacts
+    """What was judged, and may leave: the facts that were given, or what is granted of them (decision 13)."""
     digest: str = ""
     native: str = "problem"
     route: DestinationDef | None = None
@@ -270,7 +273,7 @@ class Gate:
         self, request_id: RequestId, who: Identified, facts: RequestFacts, seen: Seen, started: float
     ) -> Verdict:
         judged = await self._think(request_id, who, facts)
-        verdict = judged.verdict
+        verdict, facts = judged.verdict, judged.facts
         match verdict:
             case _No():
                 return await self._no(request_id, verdict, judged.sandbox, who.channel, facts, seen)
@@ -319,17 +322,20 @@ class Gate:
             now = self._clock.wall()
             registered = current(who, snapshot, now)
             if registered is None:
-                return _Judged(verdict=_No(reason="sandbox-ended", digest=digest), sandbox=sandbox, digest=digest)
+                gone = _No(reason="sandbox-ended", digest=digest)
+                return _Judged(verdict=gone, sandbox=sandbox, facts=facts, digest=digest)
             sandbox = registered.sandbox
             if self._pace.frozen((sandbox.tenant, sandbox.id)):
-                return _Judged(verdict=_No(reason="limit-reached", digest=digest), sandbox=sandbox, digest=digest)
+                frozen = _No(reason="limit-reached", digest=digest)
+                return _Judged(verdict=frozen, sandbox=sandbox, facts=facts, digest=digest)
             native = native_shape(snapshot.policy, sandbox, facts)
+            facts = narrowed(snapshot.policy, sandbox, facts, now)
             answer = await self._decision(snapshot.policy, sandbox, facts, now)
             verdict = self._bounded(request_id, snapshot, registered, answer, facts)
             if isinstance(verdict, _No):
                 verdict = replace(verdict, digest=digest, native=native)
             route = snapshot.policy.destinations.get(facts.destination.host.text)
-            return _Judged(verdict=verdict, sandbox=sandbox, digest=digest, native=native, route=route)
+            return _Judged(verdict=verdict, sandbox=sandbox, facts=facts, digest=digest, native=native, route=route)
         except DirectoryUnavailable:
             reason = "policy-unavailable"
         except TimeoutError:
@@ -338,9 +344,8 @@ class Gate:
             reason = "too-many-requests"
         except Exception:  # whatever went wrong while judging is a denial (I09)
             reason = "internal-error"
-        return _Judged(
-            verdict=_No(reason=reason, digest=digest, native=native), sandbox=sandbox, digest=digest, native=native
-        )
+        verdict = _No(reason=reason, digest=digest, native=native)
+        return _Judged(verdict=verdict, sandbox=sandbox, facts=facts, digest=digest, native=native)
 
     async def _decision(self, policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: float) -> Decision:
         if isinstance(facts.body, bytes) and len(facts.body) > THREAD_BODY_BYTES:

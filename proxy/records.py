@@ -1,6 +1,7 @@
 """Audit records of this room, made from values that were judged: who, attempt, judgement, outcome.
 
-Rules: no query value, header value, token or placeholder enters. A placeholder inside a path or query name is
+Rules: no query value, header value, token or placeholder enters, but for the scopes of a token call of which fewer are
+granted than were asked for (decision 13). A placeholder inside a path or query name is
 masked (`{placeholder}`); where no facts could be made of an attempt, nothing of its target is recorded.
 """
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from audit.events import Event, Value
 from rules.facts import RequestFacts, Sandbox
+from rules.narrowing import scopes
 from rules.placeholders import find
 
 type Fields = dict[str, Value | list[str] | None]
@@ -72,9 +74,12 @@ def seen(what: Seen) -> Fields:
 
 
 def attempt(facts: RequestFacts) -> Fields:
-    """The canonical tuple of a request, values of the query left out."""
+    """The canonical tuple of a request, values of the query left out; where it was narrowed, what of it."""
     destination = facts.destination
     agents = facts.header("user-agent")
+    smaller: Fields = {}
+    if facts.asked is not None:
+        smaller = {"asked": [mask(scope) for scope in scopes(facts.asked)], "granted": list(scopes(facts.query))}
     return {
         "method": facts.method,
         "scheme": destination.scheme,
@@ -85,6 +90,7 @@ def attempt(facts: RequestFacts) -> Fields:
         "user_agent": agents[0] if agents else None,
         "upgrade": facts.upgrade,
         "body_bytes": len(facts.body) if isinstance(facts.body, bytes) else None,
+        **smaller,
     }
 
 

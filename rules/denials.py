@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 
 from rules.facts import RequestFacts, Sandbox
 from rules.matching import Matched, bind_arguments, match_operation
 from rules.names import Destination, Host
-from rules.paths import CanonicalPath
+from rules.operations import SCOPED
+from rules.paths import CanonicalPath, Query
 from rules.policy import Operation, Rule
 
 ANY_METHOD = ("*",)
@@ -20,7 +22,7 @@ def deny_matches(rule: Rule, facts: RequestFacts, sandbox: Sandbox) -> bool:
 
     Scheme, headers and body are not looked at, further query keys do not matter, an encoded slash counts as a
     slash and a trailing slash as none, and an argument that the request does not state counts as bound. Of several
-    values one that fits is enough.
+    values one that fits is enough, and a query that asks for several things is read as each of them alone (decision 13).
     """
     destination = facts.destination
     if not rule.operations:
@@ -39,9 +41,10 @@ def deny_matches(rule: Rule, facts: RequestFacts, sandbox: Sandbox) -> bool:
             paths=tuple(replace(pattern, encoded_slash=True) for pattern in op.paths),
             methods=(facts.method,) if op.methods == ANY_METHOD else op.methods,
         )
-        for path in _readings(facts.path):
-            there = Destination(op.scheme, destination.host, op.port)
-            answer = match_operation(wide, replace(facts, path=path, destination=there, body=None, has_body=False))
+        there = Destination(op.scheme, destination.host, op.port)
+        for path, query in product(_readings(facts.path), _parts(op, facts.query)):
+            read = replace(facts, path=path, query=query, destination=there, body=None, has_body=False)
+            answer = match_operation(wide, read)
             if isinstance(answer, Matched) and (
                 rule.bind.keys() - answer.arguments.keys()
                 or bind_arguments(rule, sandbox, answer.arguments, every=False)
@@ -70,6 +73,12 @@ def _required_query_present(op: Operation, facts: RequestFacts) -> bool:
         if not any(key == name and (values is None or value in values) for key, value in facts.query.pairs):
             return False
     return True
+
+
+def _parts(op: Operation, query: Query) -> Iterable[Query]:
+    scoped = None if op.head is None else SCOPED.get(op.head.matcher)
+    parts = () if scoped is None else tuple(alone for _, alone in scoped.parts(query))
+    return parts or (query,)
 
 
 def _readings(path: CanonicalPath) -> Iterable[CanonicalPath]:

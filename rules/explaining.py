@@ -14,6 +14,7 @@ from rules import arguments
 from rules.decision import Decision, Denied, Held, NeedsBody, Permit
 from rules.facts import RequestFacts, Sandbox
 from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, header_fits, match_operation, misfit
+from rules.narrowing import scopes
 from rules.policy import Operation, Policy, Rule
 from rules.reasons import reason
 
@@ -58,8 +59,9 @@ def verdict(decision: Decision) -> dict[str, Any]:
 
 
 def canonical(facts: RequestFacts) -> dict[str, Any]:
-    """The request as it is judged. Of a query only the names, of a body only its size."""
+    """The request as it is judged. Of a query only the names, and what was left out; of a body only its size."""
     body = {"body_bytes": len(facts.body)} if isinstance(facts.body, bytes) else {}
+    smaller = {} if facts.asked is None else {"asked": scopes(facts.asked), "granted": scopes(facts.query)}
     return {
         "method": facts.method,
         "scheme": facts.destination.scheme,
@@ -68,6 +70,7 @@ def canonical(facts: RequestFacts) -> dict[str, Any]:
         "path": facts.path.raw,
         "query": [name for name, _ in facts.query.pairs],
         **body,
+        **{name: list(values) for name, values in smaller.items()},
     }
 
 

@@ -70,6 +70,8 @@ class RequestFacts:
     has_body: bool = False
     upgrade: str | None = None
     partial: bool = False
+    asked: Query | None = None
+    """The query as it came, where `query` is a smaller one (rules/narrowing.py). Nothing is decided by it."""
 
     @classmethod
     def build(

@@ -20,6 +20,7 @@ from rules.decide import decide_request, decide_tunnel
 from rules.decision import Decision, Denied, Held, NeedsBody, Permit, TunnelDecision, TunnelPermit
 from rules.facts import FactsRefused, RequestFacts, Sandbox, TunnelFacts
 from rules.names import CredentialRef
+from rules.narrowing import narrowed
 from rules.placeholders import make
 from rules.policy import Policy
 from rules.yaml12 import Problem
@@ -110,6 +111,7 @@ def _request(policy: Policy, sandbox: Sandbox, method: str, url: str, test: Poli
         has_body=test.body is not None,
         upgrade=next((value for name, value in headers if name == "upgrade"), None),
     )
+    facts = narrowed(policy, sandbox, facts, 0.0)
     decision = decide_request(policy, sandbox, facts, 0.0)
     if isinstance(decision, NeedsBody):
         body = test.body or b""

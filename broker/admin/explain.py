@@ -11,6 +11,7 @@ from rules.decide import decide_request
 from rules.explaining import canonical, misses, verdict
 from rules.facts import FactsRefused, RequestFacts, Sandbox
 from rules.names import Scheme
+from rules.narrowing import narrowed
 from rules.policy import Policy
 from rules.reasons import reason
 
@@ -45,6 +46,7 @@ def explain(
         return {"decision": "deny", "reason": error.reason, "detail": error.detail, "remedy": remedy, "rule": None}
     except ValueError:
         raise BrokerError("bad-field", "url is not an absolute URL") from None
+    facts = narrowed(policy, sandbox, facts, now)
     shown = {**verdict(decide_request(policy, sandbox, facts, now)), "canonical": canonical(facts)}
     if shown["decision"] != "permit":
         shown["misses"] = misses(policy, sandbox, facts)

@@ -122,6 +122,9 @@ def print_decision(answer: Mapping[str, Any]) -> None:
     shown |= {name: value for name, value in answer.items() if value}
     if "canonical" in shown:
         say(f"{'request':11} {printable(_canonical(answer['canonical']))}")
+        for name in ("asked", "granted"):
+            if name in answer["canonical"]:
+                say(f"{name:11} {printable(' '.join(answer['canonical'][name]))}")
     for name in ("decision", "rule", "operation", "effect", "credential", "reason", "detail", "message", "remedy"):
         if name in shown:
             say(f"{name:11} {printable(str(shown[name]))}")

@@ -8,6 +8,8 @@ with `prefix` it gets the first bytes, and `facts.partial` says whether more fol
 HEAD_MATCHERS is the registry for what a path pattern cannot say (image names with slashes, AWS actions). A head
 matcher gets parameters and facts, in which the path lies below the service's base, and answers in the same way.
 
+SCOPED is the registry of head matchers whose operations may be narrowed (rules/narrowing.py, decision 13).
+
 An argument is a text, or a tuple of texts where the request names several. ARGUMENTS says which a matcher may state,
 so that a rule that binds another is refused when it is loaded. A streamed body that no evaluator judges (git packs,
 uploads) is recognised by its head alone.
@@ -15,7 +17,8 @@ uploads) is recognised by its head alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rules.arguments import Value
@@ -45,6 +48,7 @@ from rules.operations import (
     pypi_upload,
     s3,
 )
+from rules.paths import Query
 
 Evaluator = Callable[[Mapping[str, Any], bytes, RequestFacts], Mapping[str, Value] | None]
 HeadMatcher = Callable[[Mapping[str, Any], RequestFacts], Mapping[str, Value] | None]
@@ -101,6 +105,26 @@ HEAD_MATCHERS: Mapping[str, HeadMatcher] = {
     "s3": s3.match,
 }
 """Matcher name -> head matcher. The names of both registries differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoped:
+    """How a query that asks for several things at once is read in parts, and written anew with fewer.
+
+    `parts` gives each alone, with the arguments that it states. `narrow` gives the query with those that are granted
+    (asked with the values of `arguments`, in that order) and how many they are, or None where none is left.
+    """
+
+    parameter: str
+    arguments: tuple[str, ...]
+    parts: Callable[[Query], Iterator[tuple[Mapping[str, str], Query]]]
+    narrow: Callable[[Mapping[str, Any], Query, Callable[[str, str], bool]], tuple[Query, int] | None]
+
+
+SCOPED: Mapping[str, Scoped] = {
+    "oci_token": Scoped(parameter="scope", arguments=("repository", "action"), parts=oci.parts, narrow=oci.narrow),
+}
+"""Head matcher name -> how its scopes are narrowed."""
 
 ARGUMENTS: Mapping[str, Callable[[Mapping[str, Any]], frozenset[str]]] = {
     "pypi_upload": lambda params: pypi_upload.ARGUMENTS,

@@ -7,7 +7,7 @@ oci         head, params `action`:
               pull     GET and HEAD of manifests, blobs, tags/list, referrers -> repository, reference
               push     an upload begun, continued, ended or given up, a manifest put -> repository, reference
               delete   a manifest, tag or blob removed -> repository, reference
-oci_token   head, params `actions` (what a token may allow) and `service` (whom it is for; may be left out)
+oci_token   head, params `actions` (what a token may allow), `service` (whom it is for; may be left out) and `narrow`
             -> repository, action: every name and every action of every scope
 
 An upload that mounts a blob `from` another repository states both as `repository`: it reads the one into the other,
@@ -19,15 +19,18 @@ What ends like two of these, or holds a word of the protocol inside a name, is n
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rules.arguments import Value
 from rules.facts import RequestFacts
+from rules.paths import Query
 
 ACTIONS = ("pull", "push", "delete")
 MAX_NAME = 255
 MAX_SCOPES = 16
+MAX_ACTIONS = 8
+"""Of one scope that is narrowed."""
 
 _NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z")
 _ORIGIN = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+(?::[0-9]{1,5})?\Z")
@@ -35,6 +38,8 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _DIGEST = re.compile(r"(?:sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})\Z")
 _SESSION = re.compile(r"[A-Za-z0-9._=~:@-]{1,255}\Z")
 _WORDS = frozenset({"manifests", "blobs", "uploads", "tags", "referrers", "_catalog"})
+# resourcescope of docs/spec/auth/scope.md; the name is looked at by `_name`.
+_SCOPE = re.compile(r"([a-z0-9]+(?:\([a-z0-9]+\))?):([A-Za-z0-9._/:-]{1,255}):((?:[a-z]+|\*)(?:,(?:[a-z]+|\*))*)\Z")
 _TOKEN_KEYS = frozenset({"service", "scope", "account", "client_id", "offline_token"})
 
 
@@ -175,7 +180,79 @@ def token(params: Mapping[str, Any], facts: RequestFacts) -> Mapping[str, Value]
 def check_token(params: Mapping[str, Any]) -> None:
     """Raise ValueError unless `params` list actions, and a service's name where one is written."""
     actions = params.get("actions")
-    if not params.keys() <= {"actions", "service"} or not isinstance(params.get("service", ""), str):
-        raise ValueError("oci_token takes actions: and service:")
+    known = params.keys() <= {"actions", "service", "narrow"} and isinstance(params.get("service", ""), str)
+    if not known or not isinstance(params.get("narrow", False), bool):
+        raise ValueError("oci_token takes actions:, service: and narrow:")
     if not isinstance(actions, list | tuple) or not actions or not set(actions) <= set(ACTIONS):
         raise ValueError("oci_token needs actions: a list of pull, push, delete")
+
+
+# --- scopes that are narrowed (decision 13) ---
+
+
+def parts(query: Query) -> Iterator[tuple[Mapping[str, str], Query]]:
+    """Every single name and action that the scopes of `query` ask for: its arguments, and a query for it alone.
+
+    Nothing where `narrow` would leave nothing whatever is granted.
+    """
+    found = _scopes(query)
+    wanted = {(name, action) for _, scopes in found or () for name, actions, _ in scopes for action in actions}
+    for name, action in sorted(wanted):
+        alone = narrow({"actions": ACTIONS}, query, lambda *asked, one=(name, action): asked == one)
+        if alone is not None:
+            yield {"repository": name, "action": action}, alone[0]
+
+
+def narrow(params: Mapping[str, Any], query: Query, granted: Callable[[str, str], bool]) -> tuple[Query, int] | None:
+    """Return `query` with what `granted(repository, action)` says of its scopes, and how many actions are left.
+
+    Of the actions those of `params["actions"]`. None where no scope is left, or where one is not of the
+    specification's form. What is kept whole, and every other parameter, stays as it is written.
+    """
+    found = _scopes(query)
+    if found is None:
+        return None
+    kept: list[str] = []
+    count = 0
+    for part, scopes in found:
+        left: list[str] = []
+        for name, actions, said in scopes:
+            some = [action for action in actions if action in params["actions"] and granted(name, action)]
+            count += len(some)
+            if some:
+                left.append(
+                    said if some == said.rpartition(":")[2].split(",") else f"repository:{name}:{','.join(some)}"
+                )
+        if left == [said for _, _, said in scopes]:
+            kept.append(part)
+        elif left:
+            kept.append(f"{part.partition('=')[0]}={'%20'.join(left)}")
+    return (Query.parse("&".join(kept)), count) if count else None
+
+
+_Scopes = list[tuple[str, tuple[str, ...], str]]
+
+
+def _scopes(query: Query) -> list[tuple[str, _Scopes]] | None:
+    """Every parameter as written, with its scopes: name, known actions (each once), text. None: not the form.
+
+    A class or name that is none of ours has no actions. Of a parameter that is no scope the list is empty.
+    """
+    found: list[tuple[str, _Scopes]] = []
+    total = 0
+    for part, (key, value) in zip(query.raw.split("&") if query.raw else (), query.pairs, strict=True):
+        scopes: _Scopes = []
+        for text in value.split(" ") if key == "scope" else ():
+            matched = _SCOPE.match(text)
+            total += 1
+            if matched is None or total > MAX_SCOPES:
+                return None
+            kind, name, said = matched.groups()
+            wanted = said.split(",")
+            if len(wanted) > MAX_ACTIONS:
+                return None
+            ours = kind == "repository" and _name(tuple(name.split("/"))) is not None
+            known = ACTIONS if "*" in wanted else tuple(dict.fromkeys(one for one in wanted if one in ACTIONS))
+            scopes.append((name, known if ours else (), text))
+        found.append((part, scopes))
+    return found if total else None

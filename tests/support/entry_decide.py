@@ -9,6 +9,7 @@ from proxy.front import connect_facts
 from rules.decide import decide_request, decide_tunnel
 from rules.decision import Decision, Denied, Held, NeedsBody, TunnelDecision
 from rules.facts import FactsRefused, RequestFacts, TunnelFacts
+from rules.narrowing import narrowed
 from rules.placeholders import make
 from tests.support.attackdata import Case, render
 from tests.support.attempts import (
@@ -93,6 +94,7 @@ class Decide:
 
 def judged(ground: Ground, box: Any, facts: RequestFacts, body: bytes) -> tuple[Decision, bool]:
     """The verdict, and whether the body had to be seen for it."""
+    facts = narrowed(ground.policy, box, facts, 0.0)
     decision = decide_request(ground.policy, box, facts, 0.0)
     if not isinstance(decision, NeedsBody):
         return decision, False

@@ -27,7 +27,8 @@ What a request has besides (for every request of a row): `headers: {name: value}
 `json: value`, `form: text`, `text: text`, `push: [[old, new, ref]]` and
 `repeat: {text: x, count: 9, before: a, after: b}`; `gzip: true` codes the body and says so. `host: other` is what the
 Host header says instead. `trick: true` marks rows that `make test` plays through every live lane, `apart: {lane: why}`
-rows that a lane cannot play. Old and new of a push: 0 none, a and b two objects. `{sha}` in a URL is a digest.
+rows that a lane cannot play. `sent: target` is what leaves of a token call that is narrowed. Old and new of a push: 0
+none, a and b two objects. `{sha}` in a URL is a digest.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from rules.compile import compile_policy
 from rules.decide import decide_request
 from rules.decision import Decision, Denied, NeedsBody
 from rules.facts import FactsRefused, RequestFacts, Sandbox, TunnelFacts
+from rules.narrowing import narrowed
 from rules.parse import Sources, parse_sources
 from rules.policy import Policy
 from rules.yaml12 import load
@@ -57,7 +59,7 @@ DIGEST = "sha256:" + "a" * 64
 _OBJECTS = {"0": ZERO, "a": OLD, "b": NEW}
 _ROW = frozenset(
     "role deny permit hold reason is why operation effect arguments headers json form text push repeat gzip host trick "
-    "apart".split()
+    "apart sent".split()
 )
 
 
@@ -84,6 +86,8 @@ class Vector:
     body: bytes | None = None
     host: str | None = None
     trick: bool = False
+    sent: str = ""
+    """Path and query as they leave, where they are not those that came."""
     apart: Mapping[str, str] = field(default_factory=dict)
     """Lane -> why it is not played there."""
 
@@ -179,7 +183,7 @@ def facts_of(vector: Vector) -> RequestFacts:
 def decide(policy: Policy, box: Sandbox, vector: Vector) -> Decision:
     """The verdict, by rules alone, with the body where it is asked for."""
     try:
-        facts = facts_of(vector)
+        facts = narrowed(policy, box, facts_of(vector), NOW)
     except FactsRefused as refused:
         return Denied(reason=refused.reason)
     decision = decide_request(policy, box, facts, NOW)
@@ -236,6 +240,7 @@ def _vectors(row: Mapping[str, Any], name: str) -> Iterator[Vector]:
             body=body,
             host=row.get("host"),
             trick=row.get("trick", False),
+            sent=row.get("sent", "").replace("{sha}", DIGEST),
             apart=row.get("apart", {}),
         )
 
