@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.support.rows import every_row
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("rules", "wire", "net", "audit", "state", "broker", "proxy", "capture", "exeat")
@@ -42,7 +42,7 @@ def _calls(tree: ast.AST) -> Iterator[str]:
                 yield node.func.attr
 
 
-@pytest.mark.parametrize("path", PURE, ids=_name)
+@every_row("path", PURE, ids=_name)
 def test_a_pure_room_touches_nothing(path: Path) -> None:
     """No sockets, files, clocks, environment, randomness or event loop in rules/ and wire/: they are passed in."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

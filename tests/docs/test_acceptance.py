@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
+from tests.support.rows import every_row
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/acceptance.md").read_text("utf-8")
@@ -35,13 +35,13 @@ def test_there_is_one_row_for_each_case() -> None:
     assert [case for case, row in ROWS.items() if not NAMED.search(row) and row.rstrip(" |").count("|") < 2] == []
 
 
-@pytest.mark.parametrize(("file", "name"), NAMED.findall(PAGE))
+@every_row(("file", "name"), NAMED.findall(PAGE))
 def test_every_named_test_exists(file: str, name: str) -> None:
     """A page that names what is not there promises nothing."""
     assert name in docstrings(place(file))
 
 
-@pytest.mark.parametrize("case", sorted(ROWS))
+@every_row("case", sorted(ROWS))
 def test_a_test_says_which_case_it_shows(case: str) -> None:
     """Whoever changes the test sees what it is for."""
     silent = [name for file, name in NAMED.findall(ROWS[case]) if case not in docstrings(place(file))[name]]

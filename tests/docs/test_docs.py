@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from exeat.places import Places
 from exeat.settings import Settings, parse_settings
 from rules.catalogue import builtin_services, parse_service
@@ -17,6 +15,7 @@ from rules.parse import Sources, parse_sources
 from rules.policytests import run_tests
 from rules.reasons import REASONS
 from rules.servicetests import run_service_tests
+from tests.support.rows import every_row
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -48,7 +47,7 @@ def test_there_are_yaml_blocks_to_load() -> None:
     assert len(YAML) >= 5
 
 
-@pytest.mark.parametrize(("page", "text"), YAML, ids=[f"{page}-{n}" for n, (page, _) in enumerate(YAML)])
+@every_row(("page", "text"), YAML, ids=[f"{page}-{n}" for n, (page, _) in enumerate(YAML)])
 def test_every_yaml_block_loads_and_its_tests_pass(page: str, text: str) -> None:
     """A block that a reader copies is accepted by the product as it stands."""
     if page == "settings.md":

@@ -8,6 +8,7 @@ import pytest
 
 from audit.events import EVENTS, FIELDS, MAX_INTEGER, RESERVED, SPECS, Event, EventInvalid, Tag
 from tests.support.events import WHO
+from tests.support.rows import every_row
 
 REFUSED = [
     ("request.vanished", {}, "no such event", "An event that the table does not have is refused."),
@@ -25,14 +26,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "fields", "problem", "sentence"), REFUSED, ids=[row[3] for row in REFUSED])
+@every_row(("name", "fields", "problem", "sentence"), REFUSED, ids=[row[3] for row in REFUSED])
 def test_an_event_outside_the_tables_cannot_be_made(name: str, fields: dict, problem: str, sentence: str) -> None:
     """Whatever the tables do not allow is an error that names the field and never the value."""
     with pytest.raises(EventInvalid, match=problem):
         Event(name, fields)
 
 
-@pytest.mark.parametrize("field", sorted(name for name, tag in FIELDS.items() if tag is Tag.SECRET))
+@every_row("field", sorted(name for name, tag in FIELDS.items() if tag is Tag.SECRET))
 def test_a_secret_field_is_refused_by_name_in_every_event(field: str) -> None:
     """No event takes a field tagged secret, and the error does not hold the value."""
     for name in EVENTS:

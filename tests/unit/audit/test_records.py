@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from audit.chain import Head, link
 from audit.events import MAX_LIST, MAX_STRING, Event, EventInvalid
 from audit.records import MAX_ITEM, Renderer, accept, canonical, escape
+from tests.support.rows import every_row
 
 KEY = bytes(range(32))
 RENDERER = Renderer(KEY)
@@ -34,8 +35,8 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("value", "sentence"), HOSTILE, ids=[row[1] for row in HOSTILE])
-@pytest.mark.parametrize("field", ["host", "path", "user_agent", "sni", "reason"])
+@every_row(("value", "sentence"), HOSTILE, ids=[row[1] for row in HOSTILE])
+@every_row("field", ["host", "path", "user_agent", "sni", "reason"])
 def test_hostile_strings_stay_one_escaped_capped_line(field: str, value: str, sentence: str) -> None:
     """B156: one line, printable, capped; the auditor accepts it and nothing but the field changed."""
     fields = RENDERER.fields(Event("request.refused", {field: value}))

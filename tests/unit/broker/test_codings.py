@@ -15,6 +15,7 @@ from broker.scrub import Guarded, Patterns
 from broker.shaping import Shaping
 from net.exchange import AnswerRefused
 from rules.decision import Restrictions
+from tests.support.rows import every_row
 from wire.heads import ResponseHead
 
 SECRET = b"tok-4mVZx81LrQwS0pEyUb7N"
@@ -88,7 +89,7 @@ def explode(coding: str, pieces: list[bytes]) -> tuple[int, int]:
     pytest.fail("the bomb was not refused")
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("sentence", "coding", "raw"),
     [
         ("text that says gzip", "gzip", PLAIN),
@@ -117,7 +118,7 @@ def explode(coding: str, pieces: list[bytes]) -> tuple[int, int]:
     ],
     ids=lambda value: value if isinstance(value, str) and " " in value else "",
 )
-@pytest.mark.parametrize("step", [1_000_000, 7])
+@every_row("step", [1_000_000, 7])
 def test_what_is_not_what_it_says_is_withheld(sentence: str, coding: str, raw: bytes, step: int) -> None:
     """Mislabelled, layered, cut and continued streams are refused at any split."""
     if step == 7 and len(raw) > 20_000:
@@ -159,8 +160,8 @@ def test_no_coding_is_identity(values: tuple[str, ...]) -> None:
     assert coding_of(values) == "identity"
 
 
-@pytest.mark.parametrize("name", sorted(ENCODED))
-@pytest.mark.parametrize("step", [1_000_000, 100, 1])
+@every_row("name", sorted(ENCODED))
+@every_row("step", [1_000_000, 100, 1])
 def test_an_honest_stream_comes_out_whole(name: str, step: int) -> None:
     """Every coding at every piece size."""
     coding, raw = ENCODED[name]

@@ -8,6 +8,7 @@ import pytest
 
 from broker.result import KeepInvalid, ResultRefused, check_keep, prune
 from rules.decision import ResultSpec
+from tests.support.rows import every_row
 
 
 def kept(document: object, *paths: str) -> object:
@@ -16,7 +17,7 @@ def kept(document: object, *paths: str) -> object:
     return json.loads(prune(raw, ResultSpec(keep=paths)))
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("sentence", "document", "paths"),
     [
         ("not JSON", b"oops", ("id",)),
@@ -50,7 +51,7 @@ def test_an_answer_over_its_bound_is_refused() -> None:
         prune(b'{"id":1}', ResultSpec(keep=("id",), bound=7))
 
 
-@pytest.mark.parametrize("path", ["", "**", "a..b", ".a", "a.", "a[0]", "a[].", "[]?", "a*", "a.**.b", "a b", "??"])
+@every_row("path", ["", "**", "a..b", ".a", "a.", "a[0]", "a[].", "[]?", "a*", "a.**.b", "a b", "??"])
 def test_a_path_that_cannot_be_read_is_refused(path: str) -> None:
     """The grammar is small and closed."""
     with pytest.raises(KeepInvalid):
@@ -63,7 +64,7 @@ def test_an_empty_list_is_refused() -> None:
         check_keep(())
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("document", "paths", "want"),
     [
         ({"id": 1, "secret": "x"}, ("id",), {"id": 1}),

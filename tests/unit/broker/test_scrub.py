@@ -20,6 +20,7 @@ from broker.scrub import (
     ScrubError,
     scrub_whole,
 )
+from tests.support.rows import every_row
 from tests.support.scrubbing import FORMS, PATTERNS, PLAIN, SECRET, UNPREDICTABLE, forms, shows
 
 
@@ -34,7 +35,7 @@ def masked(data: bytes, *cuts: int) -> bytes:
     return out + scrubber.finish()
 
 
-@pytest.mark.parametrize(("name", "form"), FORMS, ids=[f"{i}-{name}" for i, (name, _) in enumerate(FORMS)])
+@every_row(("name", "form"), FORMS, ids=[f"{i}-{name}" for i, (name, _) in enumerate(FORMS)])
 def test_a_promised_form_never_passes_at_any_split(name: str, form: bytes) -> None:
     """Every form of a secret is masked, at the same length, wherever the stream is cut."""
     data = b'{"a":"' + form + b'","b":1}\n'
@@ -46,7 +47,7 @@ def test_a_promised_form_never_passes_at_any_split(name: str, form: bytes) -> No
         assert MASK * 8 in out
 
 
-@pytest.mark.parametrize(("name", "form"), FORMS, ids=[f"{i}-{name}" for i, (name, _) in enumerate(FORMS)])
+@every_row(("name", "form"), FORMS, ids=[f"{i}-{name}" for i, (name, _) in enumerate(FORMS)])
 def test_a_promised_form_never_passes_byte_by_byte(name: str, form: bytes) -> None:
     """One byte a read shows nothing more."""
     data = b"x=" + form + b" y"
@@ -179,10 +180,8 @@ SPARSE = b'{"text": "' + b"nothing to see here, " * 400 + b'"}'
 """A text so long that views of it are searched only where an escape was undone."""
 
 
-@pytest.mark.parametrize(
-    "escape", ["%{:02x}", "\\u{:04X}", "\\u0025{:02x}"], ids=["percent", "json", "percent in json"]
-)
-@pytest.mark.parametrize("place", [0, 1, len(SPARSE) // 2, len(SPARSE)])
+@every_row("escape", ["%{:02x}", "\\u{:04X}", "\\u0025{:02x}"], ids=["percent", "json", "percent in json"])
+@every_row("place", [0, 1, len(SPARSE) // 2, len(SPARSE)])
 def test_few_escapes_in_a_long_text_are_undone(escape: str, place: int) -> None:
     """A secret of which no run is left plain is found by its two escapes, wherever in the text they are."""
     hidden = b"".join(

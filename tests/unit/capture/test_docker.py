@@ -8,6 +8,7 @@ import pytest
 
 from capture.docker import CREATE, read_network
 from capture.plan import PlanError
+from tests.support.rows import every_row
 
 NETWORK: dict[str, Any] = {
     "Name": "exeat-a",
@@ -24,7 +25,7 @@ def inspected(**changes: Any) -> list[dict[str, Any]]:
     return [NETWORK | changes]
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("value", "why", "sentence"),
     [
         ({}, "not what", "an object and no list"),

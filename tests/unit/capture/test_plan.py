@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from capture.plan import Plan, PlanError, parse_interface
+from tests.support.rows import every_row
 
 REFUSED = [
     ("tap0", "is not NAME=", "a name alone says nothing about addresses"),
@@ -35,7 +36,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "why", "sentence"), REFUSED)
+@every_row(("text", "why", "sentence"), REFUSED)
 def test_an_interface_that_cannot_be_kept_apart_is_refused(text: str, why: str, sentence: str) -> None:
     """Each row says what would be wrong with it."""
     with pytest.raises(PlanError, match=why):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from exeat.seccomp import UnsupportedMachine, program
+from tests.support.rows import every_row
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -100,17 +101,15 @@ def answer(machine: str, name_or_number: str | int, *arguments: int) -> str:
     return errno.errorcode[result & 0xFFFF]
 
 
-@pytest.mark.parametrize(
-    ("machine", "name"), [(machine, name) for machine in MACHINES for name in DENIED[machine]], ids=str
-)
+@every_row(("machine", "name"), [(machine, name) for machine in MACHINES for name in DENIED[machine]], ids=str)
 def test_calls_that_reach_out_of_a_sandbox_are_refused(machine: str, name: str) -> None:
     """Namespaces, mounts, tracing, kernel interfaces and keyrings answer EPERM, whatever their arguments."""
     for arguments in ((), (1, 2, 3, 4, 5, 6), ((1 << 64) - 1,) * 6):
         assert answer(machine, DENIED[machine][name], *arguments) == "EPERM"
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("space", NAMESPACES)
+@every_row("machine", MACHINES)
+@every_row("space", NAMESPACES)
 def test_clone_makes_no_namespace(machine: str, space: str) -> None:
     """A new namespace by way of clone is refused as one by unshare is; the upper half of the flags changes nothing."""
     flags = NAMESPACES[space] | SIGCHLD
@@ -124,8 +123,8 @@ def test_clone3_is_not_there(machine: str) -> None:
     assert answer(machine, "clone3", 0, 88) == "ENOSYS"
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("family", [0, 3, 4, 9, 17, 21, 29, 31, 38, 40, 43, 44, 45, 1 << 20])
+@every_row("machine", MACHINES)
+@every_row("family", [0, 3, 4, 9, 17, 21, 29, 31, 38, 40, 43, 44, 45, 1 << 20])
 def test_other_socket_families_do_not_exist(machine: str, family: int) -> None:
     """Packet, vsock, Bluetooth, AF_ALG, XDP and every other family answer as on a kernel without them."""
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):
@@ -156,8 +155,8 @@ def test_the_x32_table_is_closed() -> None:
     assert verdict(program("x86_64"), Call(-1, ARCH["x86_64"])) == KILL
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("arch", [0, 0x40000003, 0x40000028, 0xC000003E, 0xC00000B7, 0xFFFFFFFF])
+@every_row("machine", MACHINES)
+@every_row("arch", [0, 0x40000003, 0x40000028, 0xC000003E, 0xC00000B7, 0xFFFFFFFF])
 def test_a_foreign_architecture_is_killed(machine: str, arch: int) -> None:
     """32-bit entries and other machines' tables number calls differently: none of them runs."""
     if arch == ARCH[machine]:

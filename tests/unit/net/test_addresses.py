@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from net.addresses import SPECIAL, AddressRefused, AddressTable, Vetted, classify, embedded
+from tests.support.rows import every_row
 
 TABLE = AddressTable()
 
@@ -64,7 +65,7 @@ FORBIDDEN = [
 ]
 
 
-@pytest.mark.parametrize(("address", "expected", "why"), FORBIDDEN, ids=[row[0] for row in FORBIDDEN])
+@every_row(("address", "expected", "why"), FORBIDDEN, ids=[row[0] for row in FORBIDDEN])
 def test_a_special_address_is_refused_by_name(address: str, expected: str, why: str) -> None:
     """Every row is refused and the record can say which range it was."""
     assert classify(address) == expected, why

@@ -14,6 +14,7 @@ from typing import Literal
 import pytest
 
 from net.process import MAX_BOOT, BootError, complain, read_boot
+from tests.support.rows import every_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ def boot(document: object) -> Boot:
 GOOD = {"name": "worker-1", "key": "00ff"}
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("document", "named"),
     [
         (b"", "JSON"),

@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import pytest
-
 from proxy.mcp import (
     MAX_RESULT,
     VERSIONS,
@@ -25,6 +23,7 @@ from rules.compile import compile_policy
 from rules.explicit import offers
 from rules.parse import Sources, parse_sources
 from tests.support.policies import sandbox
+from tests.support.rows import every_row
 
 POLICY = """
 version: 1
@@ -69,7 +68,7 @@ NO_MESSAGE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("value", "expected"), [row[1:] for row in NO_MESSAGE], ids=[row[0] for row in NO_MESSAGE])
+@every_row(("value", "expected"), [row[1:] for row in NO_MESSAGE], ids=[row[0] for row in NO_MESSAGE])
 def test_what_is_no_message_is_an_error_and_no_call(value: Any, expected: tuple[Any, int]) -> None:
     """Each gets a JSON-RPC error with its own id where it had one; nothing runs."""
     assert error_of(sent(value)) == expected

@@ -32,6 +32,7 @@ from proxy.mitm_adapter import (
     translatable,
 )
 from proxy.mitm_selftest import SelfTestFailed, self_test
+from tests.support.rows import every_row
 
 PSEUDO = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"ok.test"), (b":path", b"/x")]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -125,14 +126,14 @@ UNTRANSLATABLE = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "sentence"), UNTRANSLATABLE)
+@every_row(("fields", "sentence"), UNTRANSLATABLE)
 def test_a_head_that_lines_cannot_say_is_none(fields: list[tuple[bytes, bytes]], sentence: str) -> None:
     """B064: nothing of it may become HTTP/1.1."""
     assert translatable(PSEUDO + fields, ended=True) is None, sentence
 
 
-@pytest.mark.parametrize("name", [b":method", b":authority", b":path", b":scheme"])
-@pytest.mark.parametrize("value", [b"a b", b"/x\r\nX: y", b"\xc3\xa9", b"http"])
+@every_row("name", [b":method", b":authority", b":path", b":scheme"])
+@every_row("value", [b"a b", b"/x\r\nX: y", b"\xc3\xa9", b"http"])
 def test_a_pseudo_header_is_visible_ascii_and_the_scheme_https(name: bytes, value: bytes) -> None:
     """A space in a path would be a third word of the request line."""
     head = [(key, value if key == name else old) for key, old in PSEUDO]

@@ -31,6 +31,7 @@ from tests.support.fakes import (
     snapshot,
 )
 from tests.support.rooms import basic, op, policy, rule
+from tests.support.rows import every_row
 
 RULES = policy(rule("dev/read", op("dev/read", "**.wild.test", ["/**"], query=None)))
 BOX = sandbox("sb_one")
@@ -44,7 +45,7 @@ def pair(user: str, password: str) -> str:
 # --- identity ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("sentence", "presented", "expected"),
     [
         ("nothing came", (), "auth-required"),
@@ -145,7 +146,7 @@ def test_names_that_a_registry_does_not_have_are_counted() -> None:
     assert budgets.charge(RULES, permit, facts) is None
 
 
-@pytest.mark.parametrize(
+@every_row(
     "service",
     (
         "alpine conda crates debian dockerhub ghcr go huggingface maven npm nuget oci pypi pytorch quay rubygems "
@@ -276,8 +277,8 @@ def test_sources_without_a_sandbox_are_not_frozen() -> None:
     assert told.frozen == []
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 7, 1000])
-@pytest.mark.parametrize("name", DIVIDED)
+@every_row("workers", [1, 2, 3, 7, 1000])
+@every_row("name", DIVIDED)
 def test_several_workers_share_each_budget(name: str, workers: int) -> None:
     """What all workers allow together is no more than one would, as long as each allows anything at all."""
     whole = getattr(LimitTable(), name)

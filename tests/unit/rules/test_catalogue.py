@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib import resources
 
 import pytest
@@ -32,6 +33,7 @@ from rules.policy import Operation, Rule
 from rules.service import head_arguments
 from rules.servicetests import check_service_test, run_service_tests
 from rules.yaml12 import YamlError
+from tests.support.rows import every, every_row
 
 SERVICES = services_with_tests()
 TESTS = [(service, test) for service in SERVICES.values() for test in service.tests]
@@ -119,13 +121,17 @@ def recognised(service: ServiceDef, line: str, *headers: tuple[str, str]) -> set
     return {op.name for op in service.operations if isinstance(match_operation(op, made), Matched)}
 
 
-@pytest.mark.parametrize(("service", "test"), TESTS, ids=[f"{s.name}-{t.line}-{t.expect}" for s, t in TESTS])
-def test_services_do_what_they_say(service: ServiceDef, test: ServiceTest) -> None:
-    """Expect every line of `tests:` to hold: denied ones by no operation, allowed ones by exactly the named one."""
-    assert check_service_test(service, test) == ""
-
-
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_services_do_what_they_say(service: ServiceDef) -> None:
+    """Expect every line of `tests:` to hold: denied ones by no operation, allowed ones by exactly the named one."""
+
+    def check(test: ServiceTest) -> None:
+        assert check_service_test(service, test) == ""
+
+    every((f"{service.name}.yaml:{test.line} {test.expect}", partial(check, test)) for test in service.tests)
+
+
+@every_row("service", SERVICES.values(), ids=SERVICES)
 def test_each_service_denies_more_than_it_allows(service: ServiceDef) -> None:
     """Expect denials first in number, and every operation that is built to be tested."""
     assert sum(test.expect == "deny" for test in service.tests) >= 8
@@ -134,7 +140,7 @@ def test_each_service_denies_more_than_it_allows(service: ServiceDef) -> None:
     assert allowed == built
 
 
-@pytest.mark.parametrize("name", sorted(DAILY & SERVICES.keys()))
+@every_row("name", sorted(DAILY & SERVICES.keys()))
 def test_what_agents_use_daily_is_tested_deepest(name: str) -> None:
     """Expect at least twenty requests for each service that an agent meets in a day."""
     assert len(SERVICES[name].tests) >= 20
@@ -154,7 +160,7 @@ def test_a_read_of_one_service_is_no_more_than_a_read_at_another() -> None:
             assert also <= told, (service.name, other.name, test.method, test.url)
 
 
-@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+@every_row("service", SERVICES.values(), ids=SERVICES)
 def test_the_word_read_selects_reads_only(service: ServiceDef) -> None:
     """Expect nothing else in `operations: [read]`, and no other request to be taken for one of its reads."""
     reads = service.select("read")
@@ -166,7 +172,7 @@ def test_the_word_read_selects_reads_only(service: ServiceDef) -> None:
             assert not any(isinstance(match_operation(op, made), Matched) for op in reads), test.url
 
 
-@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+@every_row("service", SERVICES.values(), ids=SERVICES)
 def test_a_read_is_a_get_or_is_told_by_a_matcher(service: ServiceDef) -> None:
     """Expect every read to be GET alone, or judged by what is in it, or to be one of those that are listed here."""
     for op in service.select("read"):
@@ -175,7 +181,7 @@ def test_a_read_is_a_get_or_is_told_by_a_matcher(service: ServiceDef) -> None:
             assert judged or op.name in READS_BY_OTHER_METHODS, op.id
 
 
-@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+@every_row("service", SERVICES.values(), ids=SERVICES)
 def test_operations_are_consistent(service: ServiceDef) -> None:
     """Expect unique ids, exact hosts, known effects and matchers, and TLS wherever the content is not signed."""
     ids = [op.id for op in service.operations]
@@ -189,8 +195,8 @@ def test_operations_are_consistent(service: ServiceDef) -> None:
         assert op.query is not None or judged or _later(op) or op.name in ANY_QUERY
 
 
-@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
-@pytest.mark.parametrize("effect", ["read", "disclose", "write", "execute"])
+@every_row("service", SERVICES.values(), ids=SERVICES)
+@every_row("effect", ["read", "disclose", "write", "execute"])
 def test_a_rule_can_name_an_effect_of_every_service(service: ServiceDef, effect: str) -> None:
     """Expect what one operation of an effect must have bound to be stated by all, so that a rule can take them."""
     ops = service.select(effect)
@@ -216,7 +222,7 @@ def test_the_test_runner_notices_what_is_wrong() -> None:
     assert len(run_service_tests(parse_service(text, "small.yaml"))) == 6
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("old", "new", "place", "sentence"),
     [
         ("version: 1", "version: 2", "1:", "version must be 1"),
@@ -271,7 +277,7 @@ def test_all_mistakes_of_a_file_are_told_at_once() -> None:
     assert len(caught.value.problems) >= 4
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("base", "why"),
     [
         ("nexus.corp.example/pypi", "no scheme"),
@@ -365,7 +371,7 @@ def test_known_auth_slots_are_known_everywhere() -> None:
     assert kept == authority_list(SERVICES), "run make docs"
 
 
-@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+@every_row("service", SERVICES.values(), ids=SERVICES)
 def test_the_tests_of_a_file_are_its_end(service: ServiceDef) -> None:
     """Expect what policy takes, read without the tests, to be the very service that was tested."""
     assert read_builtin()[f"{service.name}.yaml"].count("\ntests:\n") == 1
@@ -392,7 +398,7 @@ def test_every_file_of_the_package_is_one_service() -> None:
     assert {name.removesuffix(".yaml") for name in read_builtin()} == set(SERVICES)
 
 
-@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+@every_row("service", SERVICES.values(), ids=SERVICES)
 def test_operations_survive_the_document(service: ServiceDef) -> None:
     """Expect what the compiler makes of the document to be the very operation that was described."""
     bind = {name: ("x",) for op in service.operations for name in op.must_bind}

@@ -27,6 +27,7 @@ from tests.support.policies import (
     request,
     sandbox,
 )
+from tests.support.rows import every_row
 
 READ = operation()
 ORDER = operation(
@@ -100,7 +101,7 @@ REFUSED_ALWAYS = [
 ]
 
 
-@pytest.mark.parametrize(("line", "headers", "rest", "expected", "why"), REFUSED_ALWAYS)
+@every_row(("line", "headers", "rest", "expected", "why"), REFUSED_ALWAYS)
 def test_some_requests_are_refused_whatever_policy_says(
     line: str, headers: tuple[tuple[str, str], ...], rest: dict[str, Any], expected: str, why: str
 ) -> None:
@@ -140,7 +141,7 @@ MISSES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "why"), MISSES)
+@every_row(("line", "why"), MISSES)
 def test_what_no_rule_permits_is_denied(line: str, why: str) -> None:
     """Everything beside the listed host, port, method, path and query is no-rule."""
     rules = policy(allow("read", READ), allow("wild", operation("dev/wild", host="*.wild.test")))

@@ -16,6 +16,7 @@ from rules.facts import RequestFacts, Sandbox, TunnelFacts
 from rules.parse import Sources, parse_sources
 from rules.policy import Policy
 from tests.support.policies import NOW, sandbox
+from tests.support.rows import every_row
 
 POLICY = compile_policy(
     parse_sources(
@@ -161,7 +162,7 @@ UNSTATED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "problem"), [row[1:] for row in UNSTATED], ids=[row[0] for row in UNSTATED])
+@every_row(("name", "value", "problem"), [row[1:] for row in UNSTATED], ids=[row[0] for row in UNSTATED])
 def test_an_input_that_states_nothing_says_why_in_words_of_policy(name: str, value: Any, problem: str) -> None:
     """No request is made, and the sentence reflects nothing that was sent."""
     made = state(POLICY, DEV, name, json.dumps(value).encode())

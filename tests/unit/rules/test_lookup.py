@@ -11,6 +11,7 @@ from rules.names import Host
 from rules.policy import Policy
 from tests.support.fakes import sandbox
 from tests.support.rooms import host_pattern, op, policy, rule, tunnel_rule
+from tests.support.rows import every_row
 
 NOW = 1_000_000.0
 RULES = policy(
@@ -46,7 +47,7 @@ def strict() -> Policy:
     return replace(RULES, roles={"dev": role})
 
 
-@pytest.mark.parametrize(("name", "exists", "why"), NAMES, ids=[row[0] for row in NAMES])
+@every_row(("name", "exists", "why"), NAMES, ids=[row[0] for row in NAMES])
 def test_a_strict_role_has_the_names_that_a_rule_could_permit(name: str, exists: bool, why: str) -> None:
     """Only those; without `strict` every name exists."""
     box = sandbox("sb_a", expires_at=NOW + 60)

@@ -24,6 +24,7 @@ from rules.matching import (
 from rules.names import RuleId
 from rules.paths import CanonicalPath
 from rules.policy import BodySpec, HostPattern, Operation, PathPattern, Rule
+from tests.support.rows import every_row
 
 JSON = (("content-type", "application/json"),)
 
@@ -78,7 +79,7 @@ def rule(bind: Mapping[str, tuple[str, ...]], *ops: Operation) -> Rule:
     return Rule(id=RuleId("dev/r"), action="allow", operations=ops, bind=bind)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("line", "near", "why"),
     [
         ("GET https://other.example/v1/orders/7", "host", "another host"),
@@ -228,7 +229,7 @@ def test_an_attested_body_counts_only_for_the_operation_that_it_names() -> None:
     assert match_operation(op, attested(entry)) == Matched(arguments=expected)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("template", "why"),
     [
         ("v1", "not absolute"),
@@ -252,7 +253,7 @@ def test_a_template_that_could_be_read_two_ways_is_refused(template: str, why: s
         parse_path(template)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("template", "path", "captures"),
     [
         ("/public/**", "/public", None),
@@ -299,7 +300,7 @@ def test_a_pattern_that_lost_its_shapes_matches_nothing() -> None:
     assert match_path(pattern, CanonicalPath.parse("/1")) is None
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("pattern", "value", "fits", "why"),
     [
         ("acme/shop", None, False, "an argument that is not stated"),

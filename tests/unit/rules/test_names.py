@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rules.names import Host, InvalidName, parse_authority
 from rules.paths import CanonicalPath, InvalidTarget, Query
+from tests.support.rows import every_row
 
 REFUSED = [
     ("", "empty"), ("ok", "single label"), (".", "no label"), ("ok..test", "empty label"), (".ok.test", "empty label"),
@@ -25,7 +26,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("raw", "why"), REFUSED)
+@every_row(("raw", "why"), REFUSED)
 def test_a_name_in_any_other_spelling_is_refused(raw: str, why: str) -> None:
     """InvalidName with a fixed sentence that repeats nothing."""
     with pytest.raises(InvalidName) as caught:

@@ -20,6 +20,7 @@ from rules.policy import Policy
 from rules.service_file import parse_service
 from rules.yaml12 import YamlError
 from tests.support.policies import NOW, request, sandbox
+from tests.support.rows import every_row
 
 SHOP: dict[str, Any] = {
     "openapi": "3.1.0",
@@ -81,7 +82,7 @@ def verdict(made: Policy, line: str, *headers: tuple[str, str], body: bytes | No
     return decision
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("change", "said"),
     [
         ({"openapi": "2.0"}, "openapi is 3.0.x or 3.1.x"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -22,9 +22,11 @@ from rules.policy import HostRules, Policy
 from rules.reasons import reason
 from tests.support.operationcases import NOTHING, Vector, corpus, decide, facts_of, policy_of, policy_text
 from tests.support.policies import NOW, sandbox
+from tests.support.rows import every
 
 VECTORS = corpus().vectors
 SERVICES = services_with_tests()
+ROLES = tuple(corpus().roles)
 
 
 @cache
@@ -32,9 +34,20 @@ def policy() -> Policy:
     return policy_of(policy_text(corpus().roles))
 
 
-@pytest.mark.parametrize("vector", [one for one in VECTORS if one.verdict == "deny"], ids=lambda one: one.name)
-def test_a_role_refuses_what_it_does_not_grant(vector: Vector) -> None:
-    """Expect the stated reason, and that the request is what the row says it would be."""
+DENIED, GRANTED = (
+    {role: [one for one in VECTORS if one.role == role and (one.verdict == "deny") == denied] for role in ROLES}
+    for denied in (True, False)
+)
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if DENIED[role]])
+def test_a_role_refuses_what_it_does_not_grant(role: str) -> None:
+    """Expect the stated reasons, and that each request is what its row says it would be."""
+    every((vector.name, partial(refused, vector)) for vector in DENIED[role])
+
+
+def refused(vector: Vector) -> None:
+    """Check a row that is denied."""
     decision = decide(policy(), sandbox(vector.role), vector)
     assert isinstance(decision, Denied), (vector.why, decision)
     assert decision.reason == vector.reason, (vector.why, decision)
@@ -42,9 +55,14 @@ def test_a_role_refuses_what_it_does_not_grant(vector: Vector) -> None:
         assert recognised(vector) == (set() if vector.operation == NOTHING else {(vector.operation, vector.effect)})
 
 
-@pytest.mark.parametrize("vector", [one for one in VECTORS if one.verdict != "deny"], ids=lambda one: one.name)
-def test_a_role_grants_what_it_names(vector: Vector) -> None:
+@pytest.mark.parametrize("role", [role for role in ROLES if GRANTED[role]])
+def test_a_role_grants_what_it_names(role: str) -> None:
     """Expect operation, effect and exactly the stated arguments; a held one waits for a person instead."""
+    every((vector.name, partial(granted, vector)) for vector in GRANTED[role])
+
+
+def granted(vector: Vector) -> None:
+    """Check a row that is permitted or held."""
     decision = decide(policy(), sandbox(vector.role), vector)
     if vector.verdict == "hold":
         assert isinstance(decision, Held), (vector.why, decision)
@@ -70,7 +88,7 @@ def test_the_corpus_is_large_and_says_why() -> None:
     assert {name for name, both in seen.items() if "grant" not in both} == set()
 
 
-@pytest.mark.parametrize("role", corpus().roles)
+@pytest.mark.parametrize("role", ROLES)
 def test_looking_rules_up_changes_no_decision(role: str) -> None:
     """Expect the very decision, remedy and all, that comes of asking every rule of the role."""
     found = policy().roles[role]

@@ -13,6 +13,7 @@ from rules.facts import RequestFacts
 from rules.operations import EVALUATORS, check_params
 from rules.operations.closed import data_url, json_schema
 from rules.operations.strict_json import InvalidJson, load
+from tests.support.rows import every_row
 
 DERANDOMISED = settings(derandomize=True, deadline=None)
 
@@ -35,7 +36,7 @@ def facts(*headers: tuple[str, str]) -> RequestFacts:
     )
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("body", "why"),
     [
         (b"", "nothing"),
@@ -82,7 +83,7 @@ def test_what_two_parsers_read_differently_is_refused(body: bytes, why: str) -> 
         load(body)
 
 
-@pytest.mark.parametrize(
+@every_row(
     "pattern",
     [
         b"}",
@@ -196,7 +197,7 @@ def fields(body: Any, *headers: tuple[str, str], params: Any = None) -> Any:
     return EVALUATORS["json_fields"](params or RELEASE, raw, facts(*headers))
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("body", "why"),
     [
         ({"service": "shop", "to": {"kind": "canary"}}, "a field is missing"),
@@ -303,7 +304,7 @@ def user(*parts: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("matcher", "base", "change", "why"),
     [
         ("llm_anthropic", MESSAGE, {"mcp_servers": []}, "MCP servers, even none"),

@@ -7,6 +7,7 @@ import pytest
 from rules.compile import compile_policy
 from rules.parse import Sources, parse_sources
 from rules.policytests import TestResult, run_tests
+from tests.support.rows import every_row
 
 POLICY = """\
 version: 1
@@ -59,7 +60,7 @@ FAILING = [
 ]
 
 
-@pytest.mark.parametrize(("test", "got"), FAILING)
+@every_row(("test", "got"), FAILING)
 def test_a_wrong_expectation_fails_and_says_what_came(test: str, got: str) -> None:
     """The result names the verdict, so that the author sees the difference."""
     result = run(test)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from rules.reasons import _TABLE, REASONS, reason
+from tests.support.rows import every_row
 
 # RFC 9209 section 2.3: the registered proxy error types.
 RFC_9209 = frozenset(
@@ -32,7 +31,7 @@ def test_codes_are_unique() -> None:
     assert len(REASONS) == len(_TABLE)
 
 
-@pytest.mark.parametrize("code", sorted(REASONS))
+@every_row("code", sorted(REASONS))
 def test_a_row_is_constant_text_with_registered_error_type(code: str) -> None:
     """Every row has a URL-safe code, an error status, a registered RFC 9209 type and text without placeholders."""
     row = REASONS[code]

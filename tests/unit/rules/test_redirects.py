@@ -8,6 +8,7 @@ from rules.catalogue import builtin_services, read_builtin, resolve_service
 from rules.policy import Operation
 from rules.redirects import MAX_URL, leads_to
 from rules.service_file import CatalogueError, parse_service
+from tests.support.rows import every_row
 
 FILE = """\
 version: 1
@@ -39,7 +40,7 @@ def problems(text: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("text", "place", "sentence"),
     [
         ("true", "10:16", "a mapping is needed"),
@@ -131,7 +132,7 @@ ELSEWHERE = [
 ]
 
 
-@pytest.mark.parametrize(("location", "why"), ELSEWHERE)
+@every_row(("location", "why"), ELSEWHERE)
 def test_what_is_not_declared_is_not_meant(location: str, why: str) -> None:
     """Expect no for everything beside the declared place."""
     (spec,) = declared(f"{{to: [cdn.other.example], path: /ours/**, {SIGNED}}}").redirects

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-
 from rules.catalogue import builtin_services
 from rules.decide import decide_request
 from rules.decision import Permit
 from rules.names import RuleId
 from rules.policy import Policy, Role, Rule
 from tests.support.policies import NOW, request, sandbox
+from tests.support.rows import every_row
 
 FETCH = builtin_services()["github"].select("git.fetch")
 RULE = Rule(id=RuleId("dev/fetch"), action="allow", operations=FETCH, bind={"repository": ("Acme/Shop",)})
 POLICY = Policy(digest="", document={}, roles={"dev": Role(name="dev", rules=(RULE,))}, destinations={}, credentials={})
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("path", "permitted"),
     [
         ("/acme/shop-evil", False),

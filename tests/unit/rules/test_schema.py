@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from rules.parse import Sources, parse_sources
 from rules.schema import credentials_schema, json_schema
 from rules.yaml12 import load
+from tests.support.rows import every_row
 
 ROOT = Path(__file__).parents[3]
 CASES = sorted((ROOT / "tests" / "cases" / "policy").glob("*.yaml"))
@@ -66,7 +67,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("text", MISTAKES)
+@every_row("text", MISTAKES)
 def test_an_editor_sees_common_mistakes(text: str) -> None:
     """Unknown keys, empty lists, missing parts and unknown words are marked while typing."""
     assert errors(POLICY, text)
@@ -86,7 +87,7 @@ def test_what_loads_is_accepted(path: Path) -> None:
         assert errors(CREDENTIALS, value["credentials"]) == []
 
 
-@pytest.mark.parametrize("text", documented())
+@every_row("text", documented())
 def test_every_documented_block_loads(text: str) -> None:
     """RULINGS 3.7: what the documents show is read by schema and parser alike."""
     value, _ = load(text, "document")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rules.shapes import SHAPES
+from tests.support.rows import every_row
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("shape", "text"),
     [
         ("crate-name", "-serde"),
@@ -71,7 +71,7 @@ def test_what_is_no_such_thing_does_not_fit(shape: str, text: str) -> None:
     assert SHAPES[shape](text) is None
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("shape", "text", "canonical"),
     [
         ("crate-name", "Serde_JSON", "serde-json"),
@@ -111,8 +111,8 @@ def test_a_shape_never_raises_and_never_makes_an_empty_name(shape: str, text: st
     assert found is None or found != ""
 
 
-@pytest.mark.parametrize("shape", sorted(set(SHAPES) - {"segment"}))
-@pytest.mark.parametrize("text", ["a\n", "a\0b", "..", ".", "", " ", "\u212a", "a b", "a%2fb"])
+@every_row("shape", sorted(set(SHAPES) - {"segment"}))
+@every_row("text", ["a\n", "a\0b", "..", ".", "", " ", "\u212a", "a b", "a%2fb"])
 def test_no_shape_takes_what_has_a_second_reading(shape: str, text: str) -> None:
     """Expect controls, dots alone, blanks and letters beyond ASCII to fit nothing."""
     assert SHAPES[shape](text) is None

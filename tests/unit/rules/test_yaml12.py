@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rules.yaml12 import MAX_BYTES, Mark, YamlError, load
+from tests.support.rows import every_row
 
 ERRORS = [
     ("", 1, 1, "empty", "B013 an empty file is not an open policy"),
@@ -45,7 +46,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "line", "column", "fragment", "why"), ERRORS)
+@every_row(("text", "line", "column", "fragment", "why"), ERRORS)
 def test_ambiguous_or_hostile_yaml_is_refused(text: str, line: int, column: int, fragment: str, why: str) -> None:
     """Each is one YamlError that names file, line and column and says what to do."""
     with pytest.raises(YamlError) as caught:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.rows import every_row
 from wire.chunked import ChunkedDecoder, encode_chunk
 from wire.heads import HeadRefused
 
@@ -30,8 +31,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("raw", [row[0] for row in REFUSED], ids=[row[1] for row in REFUSED])
-@pytest.mark.parametrize("step", [1, 3, 10_000])
+@every_row("raw", [row[0] for row in REFUSED], ids=[row[1] for row in REFUSED])
+@every_row("step", [1, 3, 10_000])
 def test_what_is_not_exactly_chunked_is_refused(raw, step):
     """Whole or in pieces, the row is refused with the reason that the decoder was made with."""
     decoder = ChunkedDecoder(bad="bad-framing")

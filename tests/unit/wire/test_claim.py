@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exeat import doctor
+from tests.support.rows import every_row
 from wire.doctor import CHECKS, CLIENTS, MAX_CLAIM_BYTES, ClaimInvalid, known, parse_claim
 
 GOOD = {"check": "direct", "state": "holds"}
@@ -18,7 +19,7 @@ def document(*findings: object, version: object = 1) -> bytes:
     return json.dumps({"version": version, "findings": list(findings)}).encode()
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("sentence", "raw"),
     [
         ("nothing", b""),

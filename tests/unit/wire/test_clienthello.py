@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.rows import every_row
 from wire.clienthello import MAX_HELLO, ClientHello, ClientHelloReader, ClientHelloRefused
 
 
@@ -62,7 +63,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("raw", [row[0] for row in REFUSED], ids=[row[1] for row in REFUSED])
+@every_row("raw", [row[0] for row in REFUSED], ids=[row[1] for row in REFUSED])
 def test_tls_that_begins_with_no_acceptable_hello_is_refused(raw):
     """Every row raises, never guesses a name."""
     with pytest.raises(ClientHelloRefused):

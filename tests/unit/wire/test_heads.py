@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.rows import every_row
 from wire.heads import (
     CHUNKED,
     NO_BODY,
@@ -105,7 +106,7 @@ REFUSED_REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize(("raw", "reason"), [row[:2] for row in REFUSED_REQUESTS], ids=[r[2] for r in REFUSED_REQUESTS])
+@every_row(("raw", "reason"), [row[:2] for row in REFUSED_REQUESTS], ids=[r[2] for r in REFUSED_REQUESTS])
 def test_a_request_head_that_is_not_exactly_http_is_refused(raw, reason):
     """Every row is refused with its reason, and the sentence reflects nothing of the message."""
     with pytest.raises(HeadRefused) as refused:
@@ -161,7 +162,7 @@ REFUSED_ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize("raw", [row[0] for row in REFUSED_ANSWERS], ids=[row[1] for row in REFUSED_ANSWERS])
+@every_row("raw", [row[0] for row in REFUSED_ANSWERS], ids=[row[1] for row in REFUSED_ANSWERS])
 def test_an_answer_head_that_is_ambiguous_is_refused(raw):
     """Every row becomes the one reason `upstream-protocol`."""
     with pytest.raises(HeadRefused) as refused:
@@ -218,7 +219,7 @@ def test_hop_by_hop_and_nominated_fields_go_but_not_what_makes_the_message():
     assert [name for name, _ in strip_hop_by_hop(headers)] == [b"Host", b"Authorization", b"X-B"]
 
 
-@pytest.mark.parametrize(
+@every_row(
     "name",
     [b"X-Original-URL", b"x-rewrite-url", b"X-HTTP-Method-Override", b"X-Method-Override", b"X-Forwarded-For",
      b"Forwarded", b"X-Real-IP", b"X-Host", b"Via", b"Proxy-Authorization", b"Exeat-Request", b"Proxy-Anything"],

@@ -9,14 +9,15 @@ import pytest
 
 from rules.reasons import REASONS
 from rules.service import NATIVES
+from tests.support.rows import every_row
 from wire.refusals import Refusal, render, shape_for
 
 SHAPES = sorted({*NATIVES, "lfs"} - {"bundler"})
 """Every shape whose status is the reason's own."""
 
 
-@pytest.mark.parametrize("code", sorted(REASONS))
 @pytest.mark.parametrize("shape", SHAPES)
+@every_row("code", sorted(REASONS))
 def test_every_reason_has_every_shape(code: str, shape: str) -> None:
     """Status and Proxy-Status are the reason's own; the length is the body's; the id and the code can be read."""
     answer = render(Refusal(code=code, request_id="req_x", rule="dev/r"), shape)
@@ -158,7 +159,7 @@ def test_a_ticket_says_when_to_ask_again() -> None:
     assert "retry-after" not in dict(render(Refusal(code="no-rule", request_id="r")).headers)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("native", "agent", "shape"),
     [
         ("anthropic", "git/2.39", "anthropic"),
@@ -224,7 +225,7 @@ def test_an_aws_json_refusal_has_a_type_and_a_message() -> None:
     assert "Refused by Exeat policy" in document["message"]
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, "bundler", "cargo", "go", "oci", "lfs", "huggingface"])
+@every_row("shape", [*SHAPES, "bundler", "cargo", "go", "oci", "lfs", "huggingface"])
 def test_no_refusal_that_stays_one_sends_the_client_elsewhere_or_asks_it_to_try_again(shape: str) -> None:
     """401 and 407 ask for passwords, 404 and 410 mean that there is no such thing, 429 and 503 that there will be.
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.rows import every_row
 from wire.heads import HeadRefused, RequestHead, ResponseHead
 from wire.websocket import (
     MESSAGE_FRAMES,
@@ -68,8 +69,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("raw", [row[0] for row in REFUSED], ids=[row[1] for row in REFUSED])
-@pytest.mark.parametrize("step", [1, 1_000_000])
+@every_row("raw", [row[0] for row in REFUSED], ids=[row[1] for row in REFUSED])
+@every_row("step", [1, 1_000_000])
 def test_frames_that_are_not_legal_from_this_side_are_refused(raw, step):
     """Whole or byte by byte, the row is refused."""
     with pytest.raises(FrameRefused):

@@ -11,13 +11,14 @@ from rules.facts import RequestFacts
 from rules.operations import aws, forms, method_name
 from rules.operations.forms import InvalidForm, parse
 from tests.support.judged import judged
+from tests.support.rows import every_row
 
 DERANDOMISED = settings(derandomize=True, deadline=None)
 FORM = judged(content_type="application/x-www-form-urlencoded; charset=UTF-8")
 JSON = judged(content_type="application/json; charset=utf-8")
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("body", "why"),
     [
         (b"a=1&a=2", "a field twice"),
@@ -169,7 +170,7 @@ def test_a_query_action_is_exact_and_one(body: bytes, why: str) -> None:
     assert aws.evaluate(STS, body, FORM) is None
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("facts", "body"),
     [
         (target("DynamoDB_20120810.DeleteItem"), b"{}"),
@@ -234,7 +235,7 @@ def test_a_field_that_an_action_does_not_read_states_nothing() -> None:
     assert aws.evaluate(TABLE, both, target("DynamoDB_20120810.GetItem")) == {"action": "GetItem"}
 
 
-@pytest.mark.parametrize(
+@every_row(
     "params",
     [
         {},
@@ -276,7 +277,7 @@ def test_a_method_that_is_not_listed_is_another_operation(path: str) -> None:
         assert method_name.match(READS, judged(verb, "/api/users.info")) == {"method": "users.info"}
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("facts", "body"),
     [
         (judged("GET", "/api/x?channel=a&channel=b"), b""),

@@ -15,6 +15,7 @@ from tests.support.pushes import GOOD as CREATE
 from tests.support.pushes import TYPE as MEDIA
 from tests.support.pushes import packet as pkt
 from tests.support.pushes import push as body
+from tests.support.rows import every_row
 
 TYPE = ("content-type", MEDIA)
 
@@ -76,13 +77,13 @@ BAD: list[tuple[str, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize(("why", "raw"), BAD, ids=[why for why, _ in BAD])
+@every_row(("why", "raw"), BAD, ids=[why for why, _ in BAD])
 def test_what_is_no_push_states_nothing(why: str, raw: bytes) -> None:
     """Expect no match for anything that a server might read otherwise."""
     assert judged(raw) is None
 
 
-@pytest.mark.parametrize(
+@every_row(
     "ref",
     [
         *(
@@ -194,7 +195,7 @@ def test_a_beginning_that_ends_in_the_commands_is_not_enough() -> None:
 # --- repositories ---
 
 
-@pytest.mark.parametrize(
+@every_row(
     "path",
     [
         *("/info/refs", "/o/r.git/info", "/o/r.git/info/refs/", "/o/r.git/info/Refs", "/o/.git/info/refs"),

@@ -11,6 +11,7 @@ from rules.facts import RequestFacts
 from rules.operations import graphql
 from rules.operations.graphql import check, evaluate
 from tests.support.judged import judged
+from tests.support.rows import every_row
 
 DERANDOMISED = settings(derandomize=True, deadline=None)
 
@@ -50,7 +51,7 @@ def ask(document: Any, params: dict[str, Any] = QUERY, facts: RequestFacts = JSO
     return evaluate(params, json.dumps({"query": document, **more}).encode(), facts)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("body", "why"),
     [
         (b"", "nothing"),
@@ -100,7 +101,7 @@ def test_a_body_that_the_head_calls_something_else_is_not_read(facts: RequestFac
     assert ask("{viewer{login}}", facts=facts) is None
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("document", "more", "why"),
     [
         ("query a{viewer{login}} query b{viewer{id}}", {}, "two operations and no name"),
@@ -141,7 +142,7 @@ def test_a_document_that_is_not_one_query_is_refused(document: str, more: dict[s
     assert ask(document, **more) is None
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("document", "why"),
     [
         ('{node(id:"R_1"){id}}', "an id names any repository"),
@@ -344,7 +345,7 @@ def test_a_mutation_is_bound_through_its_input_object() -> None:
     assert ask(document, QUERY, variables={"i": value}) is None
 
 
-@pytest.mark.parametrize(
+@every_row(
     "params",
     [
         {},

@@ -9,6 +9,7 @@ import pytest
 
 from rules.facts import RequestFacts
 from rules.operations import EVALUATORS, arguments_of, check_params
+from tests.support.rows import every_row
 
 TEXT = {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}]}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -27,7 +28,7 @@ def judged(matcher: str, value: Any, params: dict[str, Any] | None = None, path:
     return EVALUATORS[matcher](params or {}, body, facts)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("change", "why"),
     [
         ({"tools": [{"googleSearch": {}}]}, "a hosted search"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rules.facts import RequestFacts
 from rules.operations import jsonrpc, mcp
 from tests.support.judged import judged
+from tests.support.rows import every_row
 
 DERANDOMISED = settings(derandomize=True, deadline=None)
 JSON = judged(content_type="application/json")
@@ -32,7 +33,7 @@ def tool(value: Any, params: dict[str, Any] = CALL, facts: RequestFacts = JSON) 
 ONE = {"jsonrpc": "2.0", "id": 1, "method": "m"}
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("value", "why"),
     [
         ([ONE], "a batch of one"),
@@ -102,7 +103,7 @@ def test_a_call_states_what_its_parameters_bind() -> None:
     assert rpc({"jsonrpc": "2.0", "method": "n"}) == {"method": "n"}
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("params", "why"),
     [
         ({"name": "get_issue\x00"}, "a trailing zero byte"),

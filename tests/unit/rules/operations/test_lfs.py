@@ -8,6 +8,7 @@ import pytest
 from rules.facts import RequestFacts
 from rules.operations import check_params
 from rules.operations.lfs import MAX_OBJECTS, batch, lock
+from tests.support.rows import every_row
 
 TYPE = ("content-type", "application/vnd.git-lfs+json; charset=utf-8")
 OBJECT = {"oid": "c" * 64, "size": 7}
@@ -30,7 +31,7 @@ def judged(value: Any, operation: str = "download", *headers: tuple[str, str]) -
     return batch({"operation": operation}, raw, facts(*headers))
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("value", "why"),
     [
         (b'{"operation":"download","operation":"upload","objects":[]}', "a duplicate key"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rules.facts import RequestFacts
 from rules.operations import EVALUATORS, check_params
+from tests.support.rows import every_row
 
 MAIL = {
     "arguments": {"to": ["people[].to[].email", "people[].bcc[].email"], "project": ["fields.project.key"]},
@@ -50,7 +51,7 @@ def picked(params: dict[str, Any], value: Any, *headers: tuple[str, str]) -> obj
     return EVALUATORS["json_pick"](params, body, facts(*headers))
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("value", "why"),
     [
         (b'{"people":[],"people":[{"to":[{"email":"a@example.com"}]}]}', "a duplicate key"),
@@ -138,7 +139,7 @@ def publication(value: Any, *, length: int | None = None, rest: bytes = b"\x03\0
 HELLO = {"name": "exeat_hello", "vers": "1.0.0", "deps": []}
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("body", "why"),
     [
         (b"", "nothing"),
@@ -180,7 +181,7 @@ def upload(fields: list[tuple[str, str]], file: str = WHEEL, *, part: str = "con
     return ("".join(parts) + f"--mark\r\n{head}Content-Type: application/octet-stream\r\n\r\nPK").encode()
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("body", "why"),
     [
         (b"", "nothing"),

@@ -8,6 +8,7 @@ from rules.arguments import Value, settled
 from rules.facts import FactsRefused, RequestFacts
 from rules.operations import check_head_params
 from rules.operations.oci import head, token
+from tests.support.rows import every_row
 
 DIGEST = "sha256:" + "a" * 64
 SERVICE = {"actions": ["pull"], "service": "registry.test"}
@@ -30,7 +31,7 @@ def judged(line: str) -> dict[str, object]:
     return {action: arguments for action, arguments in found.items() if arguments is not None}
 
 
-@pytest.mark.parametrize(
+@every_row(
     "line",
     [
         "GET /v2/",
@@ -81,7 +82,7 @@ def test_dots_and_doubled_slashes_never_get_here(target: str) -> None:
         facts(f"GET {target}")
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("line", "action", "arguments"),
     [
         ("GET /v2/a/manifests/v1", "pull", {"repository": "a", "reference": "v1"}),
@@ -118,7 +119,7 @@ def test_no_path_is_two_actions(words: list[str], method: str) -> None:
     assert len(judged(f"{method} /v2/{'/'.join(words)}")) <= 1
 
 
-@pytest.mark.parametrize(
+@every_row(
     "query",
     [
         "",

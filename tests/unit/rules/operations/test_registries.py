@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rules.facts import FactsRefused, RequestFacts
 from rules.operations import HEAD_MATCHERS, check_head_params
+from tests.support.rows import every_row
 
 DERANDOMISED = settings(derandomize=True, deadline=None, max_examples=300)
 SUMS = {"sumdb": ["sum.golang.org"]}
@@ -26,7 +27,7 @@ def told(matcher: str, path: str, params: dict[str, Any] | None = None) -> objec
     return HEAD_MATCHERS[matcher](params or {}, asked(path))
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("path", "why"),
     [
         ("/", "nothing"),
@@ -61,7 +62,7 @@ def test_what_the_go_protocol_does_not_ask_is_no_module(path: str, why: str) -> 
         assert "%" in path
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("path", "params", "why"),
     [
         ("/sumdb/sum.attacker.test/supported", SUMS, "another database"),
@@ -120,7 +121,7 @@ def test_two_modules_never_share_a_name(parts: list[str]) -> None:
         assert path == f"/{again}/@v/list"
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("path", "why"),
     [
         ("/serde", "no directory"),
@@ -150,7 +151,7 @@ def test_a_crate_is_one_however_it_is_spelt(name: str) -> None:
     assert told("crates_index", f"/{folder}/{name}") == {"crate": name.replace("_", "-")}
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("path", "why"),
     [
         ("/org/a/1.0/", "a listing"),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rules.operations import s3
 from tests.support.judged import judged
+from tests.support.rows import every_row
 
 DERANDOMISED = settings(derandomize=True, deadline=None)
 EVERYTHING = sorted(s3.NAMES)
@@ -30,7 +31,7 @@ def ask(line: str, *headers: tuple[str, str], only: str | None = None) -> Any:
 HOST = "https://data.s3.eu-west-1.amazonaws.com"
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("line", "why"),
     [
         (f"PUT {HOST}/k?X-Amz-Signature=ab&X-Amz-Credential=AKIA", "a presigned URL of someone else"),
@@ -71,7 +72,7 @@ def test_what_no_row_describes_is_nothing(line: str, why: str) -> None:
     assert ask(line) is None
 
 
-@pytest.mark.parametrize(
+@every_row(
     "source",
     [
         "secret",
@@ -135,7 +136,7 @@ def test_a_write_that_publishes_is_not_a_plain_write() -> None:
     assert ask(f"PUT {HOST}/k?acl")[0] == "object.share"
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("url", "bucket", "region"),
     [
         ("https://data.s3.amazonaws.com/k", "data", None),
@@ -168,7 +169,7 @@ def test_every_host_style_names_the_same_bucket(url: str, bucket: str, region: s
     assert found == wanted
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("line", "name"),
     [
         ("GET https://s3.amazonaws.com/", "buckets.list"),
