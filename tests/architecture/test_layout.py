@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-ROOMS = ("rules", "wire", "net", "audit", "state", "broker", "proxy", "capture", "exeat")
-OURS = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+from tests.support.rows import every_row
+from tests.support.sources import ROOMS, ROOT, modules, short, source
+
+OURS = modules()
 NETWORK = frozenset(
     "getaddrinfo gethostbyname create_connection open_connection ClientSession TCPConnector SSLContext "
     "create_default_context urlopen create_datagram_endpoint".split()
@@ -29,18 +29,7 @@ NETWORK_EXCEPTIONS = {
 runs inside a sandbox and asks the help host as any client there would."""
 
 
-def _name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-def _calls(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call):
-            match node.func:
-                case ast.Name(id=name) | ast.Attribute(attr=name):
-                    yield name
-                case _:
-                    pass
+distributions = cache(importlib.metadata.packages_distributions)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -49,7 +38,7 @@ def test_a_room_is_ours_and_nobody_elses(room: str) -> None:
     spec = importlib.util.find_spec(room)
     assert spec is not None
     assert spec.origin == str(ROOT / room / "__init__.py")
-    owners = set(importlib.metadata.packages_distributions().get(room, []))
+    owners = set(distributions().get(room, []))
     assert owners <= {"exeat"}
     others = [entry for entry in map(Path, sys.path) if entry != ROOT and (entry / room / "__init__.py").exists()]
     assert not others
@@ -58,38 +47,38 @@ def test_a_room_is_ours_and_nobody_elses(room: str) -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_says_what_it_is(room: str) -> None:
     """The docstring of each room has the same four lines, so that a reader knows where he is and where to begin."""
-    docstring = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text(encoding="utf-8"))) or ""
-    starts = [line.partition(":")[0] for line in docstring.splitlines() if line and not line.startswith(" ")]
+    said = source(ROOT / room / "__init__.py").docstring
+    starts = [line.partition(":")[0] for line in said.splitlines() if line and not line.startswith(" ")]
     assert starts == ["Purpose", "May enter", "Imports", "Start reading"]
-    assert all(line.partition(":")[2].strip() for line in docstring.splitlines() if line)
-    named = [word.strip(",;()") for word in docstring.rpartition("Start reading:")[2].split() if ".py" in word]
+    assert all(line.partition(":")[2].strip() for line in said.splitlines() if line)
+    named = [word.strip(",;()") for word in said.rpartition("Start reading:")[2].split() if ".py" in word]
     assert named, "no file is named to begin with"
     assert not [file for file in (name.strip("().,;") for name in named) if not (ROOT / room / file).exists()]
 
 
-@pytest.mark.parametrize("path", OURS, ids=_name)
+@every_row("path", OURS, ids=short)
 def test_every_module_begins_with_a_sentence(path: Path) -> None:
     """A reader may stop early: each module says first what it is."""
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), "no docstring"
+    assert source(path).docstring, "no docstring"
 
 
 def test_no_module_is_named_for_nothing() -> None:
     """A module is named for what it holds; these names hold whatever nobody wanted to place."""
     empty = {"utils", "util", "common", "core", "helpers", "misc", "lib", "shared"}
-    found = [_name(path) for path in OURS if empty & {*path.relative_to(ROOT).parts[:-1], path.stem}]
+    found = [short(path) for path in OURS if empty & {*path.relative_to(ROOT).parts[:-1], path.stem}]
     assert not found
 
 
-@pytest.mark.parametrize("path", [path for path in OURS if path.parts[len(ROOT.parts)] != "net"], ids=_name)
+@every_row("path", modules(*(room for room in ROOMS if room != "net")), ids=short)
 def test_only_net_resolves_dials_and_makes_tls_contexts(path: Path) -> None:
-    """One room reaches the network, so one room keeps the address table and the trust (RULINGS 5.1)."""
-    assert set(_calls(path)) & NETWORK == NETWORK_EXCEPTIONS.get(_name(path), set())
+    """One room reaches the network, so one room keeps the address table and the trust."""
+    assert source(path).calls & NETWORK == NETWORK_EXCEPTIONS.get(short(path), set())
 
 
 def test_the_exceptions_still_exist() -> None:
     """An exception for a file that is gone, or no longer needs it, is taken off the list."""
     for name, calls in NETWORK_EXCEPTIONS.items():
-        assert set(_calls(ROOT / name)) & NETWORK == calls
+        assert source(ROOT / name).calls & NETWORK == calls
 
 
 # What a process has loaded once its main module is imported; anything else would be code beside hostile bytes or
@@ -119,6 +108,7 @@ FOREIGN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", sorted(LOADED))
 def test_a_process_loads_only_what_it_needs(module: str) -> None:
     """An ordinary worker knows no mitmproxy, the executor no store, the vault no HTTP parser and no decompressor."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.sources import ROOT, modules, short, source
+
 ADAPTER = {"proxy/mitm_adapter.py", "proxy/mitm_selftest.py"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["proxy.worker", "broker.executor_process", "broker.vault.__main__", "audit.auditor", "exeat.cli"]
 )
 def test_no_other_process_loads_mitmproxy(module: str) -> None:
-    """RULINGS 11.6: what it brings (and its holes) stays out of every process but the adapter's."""
+    """What it brings (and its holes) stays out of every process but the adapter's."""
     code = f"import sys, {module}; sys.exit(any(name.split('.')[0] == 'mitmproxy' for name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=30)
     assert done.returncode == 0
@@ -25,15 +25,9 @@ def test_no_other_process_loads_mitmproxy(module: str) -> None:
 
 def test_only_the_adapter_names_mitmproxy() -> None:
     """One seam: a new version is a change of these files."""
-    named = set()
-    for room in ("rules", "wire", "net", "audit", "state", "broker", "proxy", "capture", "exeat"):
-        for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                if isinstance(node, ast.ImportFrom) and node.module:
-                    names.append(node.module)
-                if any(name.partition(".")[0] == "mitmproxy" for name in names):
-                    named.add(str(path.relative_to(ROOT)))
+    named = {
+        short(path) for path in modules() if "mitmproxy" in {name.partition(".")[0] for name in source(path).imports}
+    }
     assert named == ADAPTER
 
 
