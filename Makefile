@@ -2,7 +2,6 @@
 # Both make .venv by themselves. `make help` lists the rest.
 
 PY := .venv/bin/python
-export PYTHONDONTWRITEBYTECODE := 1
 T ?=
 
 .PHONY: help setup demo test check format lint types imports unit integration soak docs bench bench-decide bench-neighbour attacks corpus fuzz lock clean
@@ -37,6 +36,8 @@ types: setup  ## only types
 imports: setup  ## only the import contracts
 	@.venv/bin/lint-imports --no-cache > .venv/imports.txt 2>&1 || { cat .venv/imports.txt; exit 1; }
 
+# A quarter of the examples of each property, unless a profile is named (a CI does); `make test` plays all.
+unit: export HYPOTHESIS_PROFILE ?= quick
 unit: setup  ## only unit, invariants, architecture, docs
 	@$(PY) -m pytest -q -n 2 -m 'not slow' tests/unit tests/invariants tests/architecture tests/docs
 
@@ -75,3 +76,4 @@ lock: setup  ## resolve dependencies anew (hashes, no hosts)
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -393,6 +393,7 @@ def test_every_step_listed_is_one_that_exists() -> None:
     assert all(callable(getattr(owner, name)) for owner, name in STEPS)
 
 
+@pytest.mark.slow  # hundreds of real connections
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("host", ["inside.test", "raw.test"], ids=["inspected", "opaque"])
 @pytest.mark.parametrize(("owner", "name"), STEPS, ids=[f"{owner.__name__}.{name}" for owner, name in STEPS])

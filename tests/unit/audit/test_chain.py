@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from audit.chain import GENESIS, Head, Tree, line_hash, link, timestamp
+from tests.support.properties import tried
 
 
 def reference_root(leaves: list[bytes]) -> bytes:
@@ -24,7 +25,7 @@ def reference_root(leaves: list[bytes]) -> bytes:
 
 
 @given(st.lists(st.binary(max_size=8), max_size=70))
-@settings(deadline=None, derandomize=True)
+@tried()
 def test_the_tree_has_the_root_of_rfc_6962(leaves: list[bytes]) -> None:
     """The incremental tree and the recursive definition agree at every size."""
     tree = Tree()

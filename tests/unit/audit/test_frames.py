@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from audit.frames import (
@@ -21,6 +21,7 @@ from audit.frames import (
     unpack_answers,
     unpack_appends,
 )
+from tests.support.properties import tried
 
 WRONG = [
     (b"\x00\x00\x00\x00\x01", "A frame without a type is refused."),
@@ -52,7 +53,7 @@ def test_an_unknown_verdict_is_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.binary(max_size=50)), max_size=20), st.data())
-@settings(deadline=None, derandomize=True)
+@tried()
 def test_frames_survive_any_split(bodies: list[tuple[bool, bytes]], data: st.DataObject) -> None:
     """However the stream is cut, the same items come out in the same order."""
     items = [Item(number, durable, body) for number, (durable, body) in enumerate(bodies)]

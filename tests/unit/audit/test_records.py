@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import rfc8785
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from audit.chain import Head, link
 from audit.events import MAX_LIST, MAX_STRING, Event, EventInvalid
 from audit.records import MAX_ITEM, Renderer, accept, canonical, escape
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
 KEY = bytes(range(32))
@@ -102,7 +103,7 @@ def test_the_auditor_accepts_nothing_that_was_not_rendered(fields: dict, sentenc
 
 
 @given(st.text())
-@settings(deadline=None, derandomize=True)
+@tried()
 def test_escaping_is_reversible(text: str) -> None:
     """Two different texts never look alike."""
     shown = escape(text)
@@ -122,7 +123,7 @@ NAMES = st.text("abcdefghijklmnopqrstuvwxyz_0123456789", min_size=1, max_size=20
 
 
 @given(st.dictionaries(NAMES, VALUES))
-@settings(deadline=None, derandomize=True)
+@tried()
 def test_our_bytes_are_the_bytes_of_rfc_8785(record: dict) -> None:
     """orjson with sorted keys writes exactly what the rfc8785 library writes, on every value that we allow."""
     assert canonical(record) == rfc8785.dumps(record)

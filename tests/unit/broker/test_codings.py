@@ -61,7 +61,7 @@ def zeros(size: int) -> bytes:
 BOMBS = {
     "gzip": gzip.compress(zeros(30 << 20)),
     "deflate": zlib.compress(zeros(30 << 20)),
-    "br": brotli.compress(zeros(30 << 20)),
+    "br": brotli.compress(zeros(30 << 20), quality=2),
     "zstd": zstd_frame(zeros(30 << 20)),
 }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.vault import ledger as ledger_module
 from broker.vault.ledger import Ledger
 from rules.names import RuleId
+from tests.support.properties import tried
 
 ONE, TWO = ("t", "one"), ("t", "two")
 RULE, OTHER = RuleId("r/a"), RuleId("r/b")
@@ -45,7 +46,7 @@ def test_all_limits_or_none_are_charged() -> None:
     assert ledger.charge(TWO, limits, 1.0) is None
 
 
-@settings(derandomize=True, deadline=None)
+@tried()
 @given(st.lists(st.floats(min_value=0, max_value=20), max_size=60), st.integers(1, 5), st.integers(1, 30))
 def test_no_window_ever_holds_more_than_its_count(steps, count, seconds) -> None:
     """Whatever the spacing, at most `count` requests pass in any `seconds`."""

@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.scrub import (
@@ -20,6 +20,7 @@ from broker.scrub import (
     ScrubError,
     scrub_whole,
 )
+from tests.support.properties import tried
 from tests.support.rows import every_row
 from tests.support.scrubbing import FORMS, PATTERNS, PLAIN, SECRET, UNPREDICTABLE, forms, shows
 
@@ -81,7 +82,7 @@ def test_the_same_echo_twice_counts_twice_and_split_counts_once() -> None:
     assert scrubber.hits == 2
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@tried(200)
 @given(st.data())
 def test_no_mixture_of_forms_and_splits_shows_a_secret(data: st.DataObject) -> None:
     """Forms, noise and cuts in any order: nothing can be read back and no length changes."""
@@ -100,7 +101,7 @@ def test_no_mixture_of_forms_and_splits_shows_a_secret(data: st.DataObject) -> N
     assert not shows(out)
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@tried(200)
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=6))
 def test_what_holds_no_secret_passes_unchanged(text: bytes, cuts: list[int]) -> None:
     """Other bytes come out as they went in."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.result import ResultRefused
@@ -14,9 +14,10 @@ from broker.shaping import Shaping
 from broker.tools import Events, only_granted
 from net.exchange import AnswerRefused
 from rules.decision import AnswerSpec, Restrictions, ResultSpec
+from tests.support.properties import tried
 from wire.heads import ResponseHead
 
-DERANDOMISED = settings(derandomize=True, deadline=None)
+EXAMPLES = tried()
 SPEC = AnswerSpec(name="mcp_tools", patterns=("get_*",), bound=4096)
 LIST = {
     "jsonrpc": "2.0",
@@ -146,7 +147,7 @@ async def test_kept_fields_and_a_cut_list_go_together() -> None:
 ends = st.sampled_from([b"\n", b"\r\n", b"\r"])
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(st.lists(st.binary(max_size=5).filter(lambda raw: not set(raw) & {10, 13}), max_size=5), ends, st.data())
 def test_cuts_between_reads_change_nothing(lines: list[bytes], end: bytes, data: st.DataObject) -> None:
     """However a stream arrives, and with whatever line ends, the events are the same."""

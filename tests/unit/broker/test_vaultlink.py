@@ -338,6 +338,7 @@ async def beat(vault: PlayedVault) -> None:
         await asyncio.sleep(0.5)
 
 
+@pytest.mark.slow
 async def test_a_lost_vault_ends_the_process(running: Running) -> None:
     """Without its vault an executor is nothing: exit code 1, for the supervisor to see."""
     await running.vault.frames.close()
@@ -346,6 +347,7 @@ async def test_a_lost_vault_ends_the_process(running: Running) -> None:
     assert "the vault is gone" in error
 
 
+@pytest.mark.slow
 async def test_a_process_told_to_stop_says_so_in_the_log(running: Running) -> None:
     """SIGTERM drains, records the end and exits 0."""
     running.executor.process.send_signal(signal.SIGTERM)
@@ -356,6 +358,7 @@ async def test_a_process_told_to_stop_says_so_in_the_log(running: Running) -> No
     assert "process.stopped" in names
 
 
+@pytest.mark.slow
 async def test_a_process_judges_what_workers_pass_to_it(running: Running) -> None:
     """A hand-off over a passed socket: denied by its own policy, opened by its vault, recorded in the log."""
     beating = asyncio.ensure_future(beat(running.vault))
@@ -383,6 +386,7 @@ async def test_a_process_judges_what_workers_pass_to_it(running: Running) -> Non
     assert reasons == ["no-rule"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boot", [b"", b"{}", b'{"name":"e","other":1}', b'{"name":"e"}'])
 def test_a_boot_document_that_is_not_exact_stops_the_process(boot: bytes) -> None:
     """Exit code 2 and one line."""

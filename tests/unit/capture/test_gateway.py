@@ -9,11 +9,12 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.gateway import COUNTERS, DROPS, TABLE, read_counters, read_drops, read_plan, ruleset
 from capture.plan import Interface, Plan, PlanError, parse_interface
+from tests.support.properties import tried
 
 NFT = shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin")
 BOTH = parse_interface("tap-a=198.19.0.1/30,fd65::1/126")
@@ -163,7 +164,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 @given(plan=plans())
-@settings(derandomize=True, deadline=None, max_examples=60)
+@tried(60)
 def test_the_set_in_the_rules_says_the_whole_plan(plan: Plan) -> None:
     """Names, kinds and addresses come back from what the kernel is given as they went in."""
     elements = re.findall(r'^\t\t\t"(\S+)" comment "(.*)"', ruleset(plan), re.MULTILINE)

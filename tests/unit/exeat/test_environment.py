@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exeat.environment import (
@@ -21,6 +21,7 @@ from exeat.environment import (
     client_environment,
     render,
 )
+from tests.support.properties import tried
 
 URL = "http://session:xt_4f9c@127.0.0.1:3128"
 VARIABLES = client_environment(proxy_url=URL, ca_file="/run/exeat/ca.pem", bundle_file="/run/exeat/bundle.pem")
@@ -110,7 +111,7 @@ def test_hard_values_are_values_and_not_commands(format_: Format) -> None:
     assert READERS[format_](render(HARD, format_)) == HARD
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@tried(200)
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30))
 def test_any_printable_value_survives(value: str) -> None:
     """All formats that need no other process, for any printable ASCII."""
@@ -119,7 +120,7 @@ def test_any_printable_value_survives(value: str) -> None:
             assert READERS[format_](render({"NAME": value}, format_)) == {"NAME": value}
 
 
-@settings(derandomize=True, deadline=None, max_examples=15)
+@tried(15)
 @given(st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30), max_size=20))
 def test_any_printable_value_survives_a_shell(values: list[str]) -> None:
     """The same for sh, many at a time."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from net.addresses import SPECIAL, AddressRefused, AddressTable, Vetted, classify, embedded
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
 TABLE = AddressTable()
@@ -85,7 +86,7 @@ forbidden_v4 = st.sampled_from([row.network for row in SPECIAL if row.network.ve
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@tried(400)
 @given(inner=forbidden_v4, prefix=st.integers(0x2003, 0x2FFF), rest=st.integers(0, 2**64 - 1))
 def test_every_embedding_of_a_forbidden_ipv4_is_forbidden(inner: IPv4Address, prefix: int, rest: int) -> None:
     """However a forbidden IPv4 address is wrapped into IPv6, the wrapping is refused and cannot be opened."""
@@ -114,7 +115,7 @@ def test_every_embedding_of_a_forbidden_ipv4_is_forbidden(inner: IPv4Address, pr
             pytest.fail(f"{address} was opened")
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@tried(400)
 @given(value=st.integers(0, 2**32 - 1))
 def test_nothing_private_for_the_standard_library_is_public_here(value: int) -> None:
     """Our table refuses at least what ipaddress calls non-global, multicast or reserved."""
@@ -123,7 +124,7 @@ def test_nothing_private_for_the_standard_library_is_public_here(value: int) -> 
         assert classify(address) is not None
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@tried(400)
 @given(value=st.integers(0, 2**128 - 1))
 def test_nothing_but_global_unicast_and_nat64_is_public_in_ipv6(value: int) -> None:
     """An IPv6 address passes only from 2000::/3, or as NAT64 of a public IPv4 address."""

@@ -12,7 +12,7 @@ import h2.errors
 import h2.events
 import pytest
 from h2.settings import SettingCodes
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mitmproxy.proxy import commands
 from mitmproxy.proxy.server_hooks import ClientConnectedHook
@@ -32,6 +32,7 @@ from proxy.mitm_adapter import (
     translatable,
 )
 from proxy.mitm_selftest import SelfTestFailed, self_test
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
 PSEUDO = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"ok.test"), (b":path", b"/x")]
@@ -146,7 +147,7 @@ def test_a_plain_head_stays_as_it_is() -> None:
     assert translatable(head, ended=True) == head
 
 
-@settings(deadline=None, derandomize=True)
+@tried()
 @given(st.lists(st.integers(0, 300), max_size=8), st.lists(st.integers(1, 40)), st.booleans())
 def test_frame_lengths_are_seen_at_any_split(sizes: list[int], cuts: list[int], large: bool) -> None:
     """However the bytes come, a frame over the bound is seen with its head, and nothing else is."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules import operations
@@ -29,6 +29,7 @@ from rules.matching import (
 from rules.names import Host, RuleId
 from rules.parse import Parsed, PolicyError, Sources, parse_sources
 from rules.policy import BodySpec, HeadSpec, HostPattern, Operation, Policy, Role, Rule
+from tests.support.properties import tried
 from tests.support.pushes import NEW, TYPE, ZERO, push
 
 SANDBOX = Sandbox(
@@ -175,7 +176,7 @@ def test_what_a_matcher_may_not_state_is_no_match(found: Any) -> None:
     assert settled(found) is None
 
 
-@settings(derandomize=True, deadline=None)
+@tried()
 @given(st.dictionaries(st.text(max_size=8), st.lists(st.text(max_size=8), min_size=1, max_size=5), max_size=6))
 def test_arguments_survive_their_pairs(found: dict[str, list[str]]) -> None:
     """Expect the form that travels to give back the very arguments, in one spelling."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.compile import DocumentFault, compile_host, compile_policy
@@ -16,6 +16,7 @@ from rules.document import encode_credential, encode_destination, encode_operati
 from rules.names import Host
 from rules.parse import Sources, parse_sources
 from rules.yaml12 import load
+from tests.support.properties import tried
 
 SHOP = Path(__file__).parents[2] / "cases" / "policy" / "shop.yaml"
 PEM = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"
@@ -54,7 +55,7 @@ def replaced(path: tuple[Any, ...], new: Any) -> Any:
 OPEN = {"params", "message", "basis", "owner", "tunnel_reason", "boundary", "ca_pem"}
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@tried(400)
 @given(
     path=st.sampled_from([path for path in paths(DOCUMENT) if not OPEN & set(path)]),
     new=st.sampled_from([None, "", "x y", -1, 1.5, True, [], {}, [None], {"x": 1}, ["**"], float("nan")]),

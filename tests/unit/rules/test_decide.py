@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.decide import READ_UPLOAD, decide_request, decide_tunnel
@@ -27,6 +27,7 @@ from tests.support.policies import (
     request,
     sandbox,
 )
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
 READ = operation()
@@ -738,7 +739,7 @@ _REQUESTS: tuple[RequestFacts, ...] = (
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@tried(300)
 @given(rules=_rules(), facts=st.sampled_from(_REQUESTS), data=st.data())
 def test_the_order_of_rules_never_matters(rules: list[Rule], facts: RequestFacts, data: st.DataObject) -> None:
     """Shuffling rules, and operations within a rule, gives the same verdict with the same restrictions."""
@@ -749,7 +750,7 @@ def test_the_order_of_rules_never_matters(rules: list[Rule], facts: RequestFacts
     assert decide_request(policy(*turned, credentials=keys), sandbox(), facts, NOW) == first
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@tried(200)
 @given(rules=_rules(), facts=st.sampled_from(_REQUESTS))
 def test_adding_a_deny_rule_never_permits_anything(rules: list[Rule], facts: RequestFacts) -> None:
     """With one more deny rule for the host, whatever was decided before, the answer is a denial."""

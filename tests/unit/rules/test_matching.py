@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.facts import BodyAttested, RequestFacts, Sandbox
@@ -24,6 +24,7 @@ from rules.matching import (
 from rules.names import RuleId
 from rules.paths import CanonicalPath
 from rules.policy import BodySpec, HostPattern, Operation, PathPattern, Rule
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
 JSON = (("content-type", "application/json"),)
@@ -361,7 +362,7 @@ def test_a_binding_that_means_nothing_is_refused(pattern: str) -> None:
         check_binding(pattern)
 
 
-@settings(derandomize=True, deadline=None)
+@tried()
 @given(st.text(alphabet="ab*/", max_size=12), st.text(alphabet="ab/", max_size=12))
 def test_patterns_agree_with_the_plain_definition(pattern: str, value: str) -> None:
     """Expect the linear matcher to say what a regular expression would."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.names import Host, InvalidName, parse_authority
 from rules.paths import CanonicalPath, InvalidTarget, Query
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
 REFUSED = [
@@ -48,7 +49,7 @@ def test_case_and_trailing_dot_are_normalised(raw: str, text: str) -> None:
     assert Host.parse(host.authority) == host
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@tried(400)
 @given(st.text(max_size=30))
 def test_a_parsed_host_is_a_fixed_point(raw: str) -> None:
     """Whatever is taken parses to itself again, and holds only host characters."""
@@ -72,7 +73,7 @@ def test_a_port_has_one_spelling(raw: str) -> None:
         parse_authority(raw, 443)
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@tried(400)
 @given(st.text(alphabet="/.%25eEfFaAbB07zZ-_~;\\ ?#\0é", max_size=20))
 def test_a_parsed_path_has_no_second_reading(raw: str) -> None:
     """No dot segments, no empty segments inside, no backslash, no control: in no decoding (D, T25)."""

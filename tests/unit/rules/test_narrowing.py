@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rules.compile import compile_policy
@@ -22,6 +22,7 @@ from rules.paths import Query
 from rules.policy import Policy
 from tests.support.operationcases import policy_of
 from tests.support.policies import NOW, PLACEHOLDER, request, sandbox
+from tests.support.properties import tried
 
 TOKEN = "GET https://auth.docker.io/token?service=registry.docker.io"
 PULL = {"service": "dockerhub", "operations": ["image.pull", "token.pull"], "with": {"repository": "acme/*"}}
@@ -250,7 +251,7 @@ def power(query: Query) -> set[tuple[str, str]]:
     return found
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@tried(300)
 @given(texts=values, which=st.sampled_from(ROLES), account=st.booleans())
 @example(texts=["repository:a:*"], which=ROLES[3], account=True)
 def test_what_leaves_is_asked_for_and_granted(texts: list[str], which: Policy, account: bool) -> None:
@@ -278,7 +279,7 @@ def test_what_leaves_is_asked_for_and_granted(texts: list[str], which: Policy, a
                 assert not deny_matches(rule, replace(found, query=alone), sandbox())
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@tried(300)
 @given(texts=values, kept=st.sets(st.tuples(st.sampled_from(NAMES), st.sampled_from(ACTIONS))))
 def test_the_rewriting_keeps_exactly_what_it_is_told_to(texts: list[str], kept: set[tuple[str, str]]) -> None:
     """Expect the granted pairs that were asked for, once more the same, and None where there are none."""
@@ -293,7 +294,7 @@ def test_the_rewriting_keeps_exactly_what_it_is_told_to(texts: list[str], kept: 
     assert again == found
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@tried(200)
 @given(st.text(alphabet="repository:acme/a,pull*push%20&=scope()~+;", max_size=80))
 def test_whatever_is_asked_nothing_is_raised(text: str) -> None:
     """Expect facts for every query that can be stated."""

@@ -6,16 +6,17 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.facts import RequestFacts
 from rules.operations import EVALUATORS, check_params
 from rules.operations.closed import data_url, json_schema
 from rules.operations.strict_json import InvalidJson, load
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
-DERANDOMISED = settings(derandomize=True, deadline=None)
+EXAMPLES = tried()
 
 scalars = st.none() | st.booleans() | st.integers(-(10**15), 10**15) | st.text(max_size=12)
 values = st.recursive(
@@ -112,7 +113,7 @@ def test_a_body_that_is_costly_to_measure_is_refused_before_it_costs(pattern: by
     assert time.thread_time() - before < 1.0
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(values)
 def test_strict_json_reads_what_json_writes(value: Any) -> None:
     """Expect every value of plain JSON to come back, whatever its spelling."""
@@ -120,7 +121,7 @@ def test_strict_json_reads_what_json_writes(value: Any) -> None:
     assert load(json.dumps(value, ensure_ascii=False, indent=1).encode()) == value
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(values, st.text(max_size=6), values, values)
 def test_a_duplicate_key_is_refused_wherever_it_stands(around: Any, key: str, first: Any, second: Any) -> None:
     """Expect refusal at any depth, also where both values are equal."""
@@ -131,7 +132,7 @@ def test_a_duplicate_key_is_refused_wherever_it_stands(around: Any, key: str, fi
             load(text.encode())
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(st.integers(1, 200), st.sampled_from(["[", '{"a":']))
 def test_depth_is_counted_exactly(depth: int, opening: str) -> None:
     """Expect up to 64 levels to pass and one more to be refused."""
@@ -143,7 +144,7 @@ def test_depth_is_counted_exactly(depth: int, opening: str) -> None:
             load(text.encode())
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(st.text(max_size=60))
 def test_brackets_inside_strings_do_not_count(text: str) -> None:
     """Expect a string of any characters to be one value, whatever brackets and escapes it holds."""
@@ -151,7 +152,7 @@ def test_brackets_inside_strings_do_not_count(text: str) -> None:
     assert load(json.dumps([content]).encode()) == [content]
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(st.integers(1, 80), st.booleans())
 def test_digits_are_bounded(count: int, negative: bool) -> None:
     """Expect numbers of up to 40 characters and no longer ones."""
@@ -163,7 +164,7 @@ def test_digits_are_bounded(count: int, negative: bool) -> None:
             load(text.encode())
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(st.binary(max_size=80))
 def test_any_bytes_give_a_value_or_invalid_json(body: bytes) -> None:
     """Expect no other exception for any input."""
@@ -433,7 +434,7 @@ def test_what_the_vendor_would_do_on_its_own_account_is_refused(
     assert llm(matcher, {**base, **change}) is None
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(
     st.sampled_from([("llm_anthropic", MESSAGE), ("llm_openai_chat", CHAT)]), st.text(min_size=1, max_size=12), values
 )

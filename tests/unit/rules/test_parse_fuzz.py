@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.compile import compile_policy
 from rules.parse import PolicyError, Sources, parse_sources
 from rules.policytests import run_tests
 from rules.yaml12 import load
+from tests.support.properties import tried
 
 CASES = Path(__file__).parents[2] / "cases" / "policy"
 PEM = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"
@@ -56,7 +57,7 @@ def _changed(data: st.DataObject, value: Any) -> Any:
     return whole
 
 
-@settings(deadline=None, derandomize=True, max_examples=250)
+@tried(250)
 @given(data=st.data(), pair=st.sampled_from(TEXTS), operator=st.booleans())
 def test_a_changed_policy_loads_or_is_refused_with_places(
     data: st.DataObject, pair: tuple[Any, Any], operator: bool

@@ -3,7 +3,7 @@
 import base64
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.facts import RequestFacts
@@ -17,9 +17,10 @@ from rules.placeholders import (
     public_prefix,
     split_basic,
 )
+from tests.support.properties import tried
 
 SEED = bytes(range(32))
-DERANDOMISED = settings(derandomize=True, deadline=None, max_examples=200)
+EXAMPLES = tried(200)
 
 
 def head(target: str, *headers: tuple[str, str]) -> RequestFacts:
@@ -73,7 +74,7 @@ def test_a_core_inside_a_false_start_is_found() -> None:
     assert find("Xea" + placeholder + "Xeat") == (placeholder,)
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(random=st.binary(min_size=32, max_size=64), length=st.integers(24, 120), around=st.text(max_size=40))
 def test_every_placeholder_is_found_in_any_surroundings(random: bytes, length: int, around: str) -> None:
     """Expect exactly one core whatever stands before and behind."""
@@ -83,7 +84,7 @@ def test_every_placeholder_is_found_in_any_surroundings(random: bytes, length: i
     assert contains(placeholder)
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(random=st.binary(min_size=32, max_size=32))
 def test_placeholders_are_deterministic_and_distinct(random: bytes) -> None:
     """Expect the same bytes to give the same placeholder and another byte another one."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.shapes import SHAPES
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
 
@@ -103,7 +104,7 @@ def test_two_spellings_of_one_thing_are_one(shape: str, text: str, canonical: st
     assert SHAPES[shape](text) == canonical
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@tried(200)
 @given(st.sampled_from(sorted(SHAPES)), st.text(max_size=40))
 def test_a_shape_never_raises_and_never_makes_an_empty_name(shape: str, text: str) -> None:
     """Expect a name or None, whatever a client sends."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.yaml12 import MAX_BYTES, Mark, YamlError, load
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
 ERRORS = [
@@ -90,7 +91,7 @@ def test_marks_know_every_place() -> None:
     assert marks.value(("a", 0, "missing")) == Mark(2, 5)
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@tried(300)
 @given(st.text(alphabet="ab:,[]{}*&!-?|>'\"%@` \n\t#~0179yesno\x00\u2028é", max_size=40))
 def test_any_text_is_a_mapping_or_one_error(text: str) -> None:
     """Whatever the file holds, the answer is a mapping or a YamlError with a place, never another exception."""

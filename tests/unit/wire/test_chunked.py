@@ -1,9 +1,10 @@
 """The chunked decoder: refusals, then bodies, in any split."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.properties import tried
 from tests.support.rows import every_row
 from wire.chunked import ChunkedDecoder, encode_chunk
 from wire.heads import HeadRefused
@@ -42,7 +43,7 @@ def test_what_is_not_exactly_chunked_is_refused(raw, step):
     assert refused.value.reason == "bad-framing"
 
 
-@settings(derandomize=True, deadline=None)
+@tried()
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.data())
 def test_any_split_gives_the_same_body_and_the_same_rest(chunks, data):
     """Body, trailers and the bytes after the message do not depend on how the bytes arrive."""

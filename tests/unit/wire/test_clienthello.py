@@ -4,9 +4,10 @@ import ssl
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.properties import tried
 from tests.support.rows import every_row
 from wire.clienthello import MAX_HELLO, ClientHello, ClientHelloReader, ClientHelloRefused
 
@@ -97,7 +98,7 @@ def test_encrypted_hellos_are_told():
     assert found == ClientHello(is_tls=True, sni="outer.test", has_ech=True)
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@tried(40)
 @given(st.data())
 def test_any_split_into_reads_and_records_gives_the_same_answer(data):
     """A name behind byte 1300, in up to ten records and any reads."""

@@ -9,10 +9,11 @@ import dns.message
 import dns.rcode
 import dns.rdatatype
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.names import Host
+from tests.support.properties import tried
 from wire.dns import MAX_QUERY, answer
 
 
@@ -126,7 +127,7 @@ def test_an_address_query_gets_the_synthetic_address() -> None:
         assert not reply.flags & dns.flags.AA
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@tried(400)
 @given(st.binary(max_size=600))
 def test_no_bytes_make_it_raise(data: bytes) -> None:
     """Hostile bytes get an answer with the same id, or none."""

@@ -6,10 +6,11 @@ import contextlib
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.facts import BodyAttested, FactsRefused
+from tests.support.properties import tried
 from wire.control import (
     Ack,
     Checked,
@@ -248,7 +249,7 @@ def test_a_length_over_the_bound_is_refused_before_it_is_buffered() -> None:
         encode_frame(1, b"x" * 11, 10)
 
 
-@settings(derandomize=True, deadline=None)
+@tried()
 @given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=40)), max_size=6), st.integers(1, 7))
 def test_any_split_gives_the_same_frames(items: list[tuple[int, bytes]], step: int) -> None:
     """Cutting the stream elsewhere changes nothing."""
@@ -390,7 +391,7 @@ def test_control_messages_come_back_as_they_were(message: Message) -> None:
         theirs(frame)
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@tried(300)
 @given(st.integers(0, 80), st.binary(max_size=80))
 def test_noise_is_a_wire_error_or_a_message(kind: int, payload: bytes) -> None:
     """No bytes make a reader raise anything else."""

@@ -3,9 +3,10 @@
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.properties import tried
 from tests.support.rows import every_row
 from wire.heads import (
     CHUNKED,
@@ -284,7 +285,7 @@ token = st.text("abcXYZ-_!09", min_size=1, max_size=12).map(str.encode)
 value = st.binary(max_size=20).map(lambda b: bytes(c for c in b if c >= 0x20 and c != 0x7F).strip(b" \t"))
 
 
-@settings(derandomize=True, deadline=None)
+@tried()
 @given(st.lists(st.tuples(token, value), max_size=8))
 def test_what_is_written_is_read_back_equal(fields):
     """Serialise, parse: the same method, target and fields (those that are ours to write apart)."""
@@ -293,7 +294,7 @@ def test_what_is_written_is_read_back_equal(fields):
     assert head == RequestHead("POST", "/p?q=1", "1.1", (*headers, (b"Content-Length", b"4")))
 
 
-@settings(derandomize=True, deadline=None)
+@tried()
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_but_a_refusal(data):
     """Hostile bytes end in HeadRefused or a head, never in another exception."""

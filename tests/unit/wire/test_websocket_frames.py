@@ -3,9 +3,10 @@
 import base64
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.properties import tried
 from tests.support.rows import every_row
 from wire.heads import HeadRefused, RequestHead, ResponseHead
 from wire.websocket import (
@@ -83,7 +84,7 @@ def test_a_masked_server_frame_is_refused():
         checker(masked=False).feed(frame(1, b"x"))
 
 
-@settings(derandomize=True, deadline=None)
+@tried()
 @given(st.data())
 def test_any_split_passes_the_same_bytes_and_counts(data):
     """Fragments, pings in between, long frames, compression: all pass unchanged."""

@@ -4,16 +4,17 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.facts import RequestFacts
 from rules.operations import aws, forms, method_name
 from rules.operations.forms import InvalidForm, parse
 from tests.support.judged import judged
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
-DERANDOMISED = settings(derandomize=True, deadline=None)
+EXAMPLES = tried()
 FORM = judged(content_type="application/x-www-form-urlencoded; charset=UTF-8")
 JSON = judged(content_type="application/json; charset=utf-8")
 
@@ -106,7 +107,7 @@ def test_parameters_of_a_form_are_checked(params: dict[str, Any]) -> None:
 names = st.text("abc", min_size=1, max_size=3)
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(st.dictionaries(names, st.text(max_size=8), max_size=6))
 def test_a_form_is_read_as_it_was_written(fields: dict[str, str]) -> None:
     """Whatever the values, encoding and parsing give the same fields."""
@@ -115,7 +116,7 @@ def test_a_form_is_read_as_it_was_written(fields: dict[str, str]) -> None:
     assert parse(urlencode(fields).encode()) == fields
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(st.binary(max_size=80))
 def test_no_body_makes_them_raise(body: bytes) -> None:
     """Whatever comes, the answer is None or arguments."""

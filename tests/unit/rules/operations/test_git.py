@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.arguments import settled
 from rules.facts import RequestFacts
 from rules.operations import check_head_params, check_params
 from rules.operations.git import MAX_COMMANDS, flush, is_ref, push, repository
+from tests.support.properties import tried
 from tests.support.pushes import CAPS, NEW, OLD, ZERO
 from tests.support.pushes import GOOD as CREATE
 from tests.support.pushes import TYPE as MEDIA
@@ -123,7 +124,7 @@ def test_a_push_is_sent_as_a_push(headers: tuple[tuple[str, str], ...]) -> None:
     assert flush({}, b"0000", facts("/o/r.git/git-receive-pack", *headers)) is None
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@tried(300)
 @given(st.binary(max_size=200), st.booleans())
 def test_no_bytes_make_the_matcher_stumble(raw: bytes, partial: bool) -> None:
     """Expect an answer and no exception for anything, also behind a good beginning."""

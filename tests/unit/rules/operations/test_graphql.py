@@ -4,16 +4,17 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.facts import RequestFacts
 from rules.operations import graphql
 from rules.operations.graphql import check, evaluate
 from tests.support.judged import judged
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
-DERANDOMISED = settings(derandomize=True, deadline=None)
+EXAMPLES = tried()
 
 QUERY: dict[str, Any] = {
     "type": "query",
@@ -401,7 +402,7 @@ def selections(draw: st.DrawFn, depth: int = 0) -> tuple[str, set[str]]:
     return draw(st.sampled_from([" ", ",", "\n", "#c\n"])).join(parts), fields
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(selections())
 def test_every_top_level_field_is_stated(drawn: tuple[str, set[str]]) -> None:
     """Whatever nesting, alias and directive a field stands behind, `field` holds its name and nothing more."""
@@ -409,7 +410,7 @@ def test_every_top_level_field_is_stated(drawn: tuple[str, set[str]]) -> None:
     assert ask("{" + text + "\n}")["field"] == tuple(sorted(fields))
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(selections())
 def test_a_mutation_never_passes_as_a_query(drawn: tuple[str, set[str]]) -> None:
     """No spelling of a mutation, alone or beside a query, is one."""
@@ -418,7 +419,7 @@ def test_a_mutation_never_passes_as_a_query(drawn: tuple[str, set[str]]) -> None
     assert ask(f"query q{{a}} mutation m{{{text}\n}}", operationName="q") is None
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: json.dumps({"query": text}).encode()))
 def test_no_body_makes_it_raise(body: bytes) -> None:
     """Whatever comes, the answer is None or arguments."""

@@ -4,11 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.operations import json_without
 from tests.support.judged import judged
+from tests.support.properties import tried
 
 PARAMS = {"refuse": ["script", "index"]}
 JSON = judged(content_type="application/json")
@@ -60,7 +61,7 @@ values = st.recursive(
 )
 
 
-@settings(derandomize=True, deadline=None)
+@tried()
 @given(values, st.lists(st.sampled_from(["list", "object"]), max_size=6))
 def test_a_refused_key_is_found_at_every_depth(value: Any, path: list[str]) -> None:
     """Whatever stands around it."""

@@ -5,15 +5,16 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.facts import RequestFacts
 from rules.operations import jsonrpc, mcp
 from tests.support.judged import judged
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
-DERANDOMISED = settings(derandomize=True, deadline=None)
+EXAMPLES = tried()
 JSON = judged(content_type="application/json")
 
 CHAIN: dict[str, Any] = {"methods": ["eth_call", "eth_chainId"], "arguments": {"contract": "0.to"}}
@@ -238,7 +239,7 @@ def test_the_parameters_of_these_tests_are_well_formed() -> None:
         jsonrpc.check({"arguments": {"method": "x"}})
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(st.text(max_size=20))
 def test_a_stated_tool_is_what_was_sent(name: str) -> None:
     """Whatever the name, it is stated as it was sent or not at all."""
@@ -246,7 +247,7 @@ def test_a_stated_tool_is_what_was_sent(name: str) -> None:
     assert found is None or (found["tool"] == name and name.isprintable())
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(st.binary(max_size=120))
 def test_no_body_makes_it_raise(body: bytes) -> None:
     """Whatever comes, the answer is None or arguments."""

@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.facts import RequestFacts
 from rules.operations import EVALUATORS, check_params
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
 MAIL = {
@@ -100,7 +101,7 @@ def test_alternatives_are_not_a_list() -> None:
     assert picked(PARENT, {}) == {}
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@tried(200)
 @given(VALUES)
 def test_nothing_is_bound_that_was_not_said(value: Any) -> None:
     """Expect None, or arguments whose values all stand in the body; never an exception."""

@@ -1,13 +1,14 @@
 """OCI distribution: names that hold slashes, and tokens that are good for more than they are asked for."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.arguments import Value, settled
 from rules.facts import FactsRefused, RequestFacts
 from rules.operations import check_head_params
 from rules.operations.oci import head, token
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
 DIGEST = "sha256:" + "a" * 64
@@ -105,7 +106,7 @@ def test_a_call_is_exactly_one_action(line: str, action: str, arguments: dict[st
     assert judged(line) == {action: arguments}
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@tried(400)
 @given(
     st.lists(
         st.sampled_from(["a", "b-c", "manifests", "blobs", "uploads", "tags", "list", "referrers", "v1", DIGEST, "_"]),

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.facts import FactsRefused, RequestFacts
 from rules.operations import HEAD_MATCHERS, check_head_params
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
-DERANDOMISED = settings(derandomize=True, deadline=None, max_examples=300)
+EXAMPLES = tried(300)
 SUMS = {"sumdb": ["sum.golang.org"]}
 DATABASE = {"database": True}
 
@@ -105,7 +106,7 @@ def test_a_module_is_named_as_people_write_it() -> None:
     assert told("go_module", "/tile/8/0/x001/234.p/17", DATABASE) == {}
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(st.lists(st.text(alphabet="ab!A.-_~@v", min_size=1, max_size=6), min_size=1, max_size=5))
 def test_two_modules_never_share_a_name(parts: list[str]) -> None:
     """Expect a module's name to lead back to the very path that named it."""

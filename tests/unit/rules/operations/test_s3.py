@@ -3,14 +3,15 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.operations import s3
 from tests.support.judged import judged
+from tests.support.properties import tried
 from tests.support.rows import every_row
 
-DERANDOMISED = settings(derandomize=True, deadline=None)
+EXAMPLES = tried()
 EVERYTHING = sorted(s3.NAMES)
 
 
@@ -235,7 +236,7 @@ def test_what_may_be_stated_follows_from_the_operations() -> None:
     assert s3.arguments({"operations": ["object.read"]}) == {"bucket", "region", "key"}
 
 
-@DERANDOMISED
+@EXAMPLES
 @given(
     st.sampled_from(["GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"]),
     st.lists(
