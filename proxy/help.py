@@ -361,7 +361,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "urls": [f"{operation.scheme}://{host.text}{port}{path}" for host in operation.hosts for path in paths],
     }
     if head is not None:
-        shown["only"] = " ".join((head.matcher, *(str(head.params[name]) for name in sorted(head.params))))
+        said = (name if value is True else str(value) for name, value in sorted(head.params.items()))
+        shown["only"] = " ".join((head.matcher, *said))
     if operation.redirects:
         shown["redirects"] = [spec.text for spec in operation.redirects]
     return shown

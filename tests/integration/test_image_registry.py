@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from tests.support.origins import Origin
 
 pytestmark = [
     pytest.mark.xdist_group("image-registry"),
-    pytest.mark.timeout(180),
     pytest.mark.skipif(PROGRAM is None, reason="docker-registry is not installed"),
 ]
 
@@ -62,6 +62,16 @@ def policy(plain: ImageRegistry, keyed: ImageRegistry, public: ImageRegistry, re
             credential: images
           - {{service: public, operations: [image.pull], with: {{repository: "team/*"}}, client_auth: pass}}
           - {{service: realm, operations: [token.pull], with: {{repository: "team/*"}}}}
+          - name: build
+            service: public
+            operations: [image.push]
+            with: {{repository: team/built}}
+            client_auth: pass
+          - {{name: build-token, service: realm, operations: [token.push], with: {{repository: team/built}}}}
+      reader:
+        allow:
+          - {{service: public, operations: [read, write], client_auth: pass}}
+          - {{service: realm, operations: [token.pull], with: {{repository: "team/*"}}}}
       owner:
         allow:
           - {{service: public, operations: [read, write], client_auth: pass}}
@@ -79,6 +89,7 @@ class Place:
     tokens: TokenServer
     agent: Box
     owner: Box
+    reader: Box
     image: Path
     digest: str
 
@@ -127,6 +138,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             tokens,
             gateway.sandbox("agent"),
             gateway.sandbox("owner"),
+            gateway.sandbox("reader"),
             folder / "image",
             digest,
         )
@@ -233,7 +245,8 @@ def test_an_image_that_may_be_pulled_may_not_be_written(place: Place) -> None:
 def test_tokens_are_good_for_no_more_than_the_rule(place: Place, tmp_path: Path) -> None:
     """Expect a client that fetches its own token to pull what the rule names, and no token that pulls more or pushes.
 
-    The token call is judged by every scope; the token itself travels because the rule lets the client's authority pass.
+    A client that pushes asks for `pull,push`, and of that the pull leaves. The token itself travels because the rule
+    lets the client's authority pass.
     """
     for name in ("team/shared:v1", "secret/other:v1"):
         pushed = place.copy(place.owner, "public", name)
@@ -241,13 +254,67 @@ def test_tokens_are_good_for_no_more_than_the_rule(place: Place, tmp_path: Path)
     before = len(place.tokens.asked)
     refused = place.skopeo(place.agent, "copy", place.url("public", "secret/other:v1"), f"oci:{tmp_path / 'other'}:v1")
     assert refused.code != 0
+    assert len(place.tokens.asked) == before
     pushed = place.copy(place.agent, "public", "team/mine:v1")
     assert pushed.code != 0
-    assert len(place.tokens.asked) == before
+    assert "Exeat" in pushed.err, pushed
+    asked = {
+        scope for scopes in place.tokens.asked[before:] for scope in scopes
+    }  # it names what it could mount as well
+    assert {"repository:team/mine:pull"} <= asked <= {"repository:team/mine:pull", "repository:team/shared:pull"}
+    before = len(place.tokens.asked)
     assert "team/mine" not in place.registries["public"].repositories()
     pulled = place.skopeo(place.agent, "copy", place.url("public", "team/shared:v1"), f"oci:{tmp_path / 'shared'}:v1")
     assert pulled.code == 0, pulled
     assert place.tokens.asked[before:] == [["repository:team/shared:pull"]]
+
+
+PUSHES = """
+import hashlib, json, requests, sys
+registry, realm, repository, scopes = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
+session = requests.Session()
+def ask(method, url, **more):
+    answer = session.request(method, url, timeout=60, **more)
+    print(answer.status_code, end=" ")
+    return answer
+given = ask("GET", realm, params={"account": "me", "scope": scopes, "service": "registry"})
+if given.status_code == 200:
+    session.headers["Authorization"] = "Bearer " + given.json()["token"]
+    def blob(data):
+        digest = "sha256:" + hashlib.sha256(data).hexdigest()
+        ask("HEAD", f"{registry}/v2/{repository}/blobs/{digest}")
+        begun = ask("POST", f"{registry}/v2/{repository}/blobs/uploads/")
+        if begun.status_code == 202:
+            ask("PUT", begun.headers["Location"], params={"digest": digest}, data=data)
+        return {"mediaType": "application/octet-stream", "digest": digest, "size": len(data)}
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    manifest = {"schemaVersion": 2, "mediaType": kind, "config": blob(b"{}"), "layers": []}
+    url = f"{registry}/v2/{repository}/manifests/v1"
+    ask("PUT", url, data=json.dumps(manifest), headers={"Content-Type": kind})
+"""
+
+
+def test_a_push_asks_for_more_than_it_is_granted_and_goes_on_with_that(place: Place) -> None:
+    """Expect the push of the named image with a token for it alone; what was asked for besides is not in the token."""
+    public, realm = place.registries["public"], place.tokens.realm
+    scopes = ("repository:team/built:pull,push", "repository:secret/other:pull", "registry:catalog:*")
+    before = len(place.tokens.asked)
+    pushed = place.agent.command(sys.executable, "-c", PUSHES, public.base, realm, "team/built", *scopes)
+    assert pushed.out.split() == ["200", "404", "202", "201", "201"], pushed
+    assert place.tokens.asked[before:] == [["repository:team/built:pull,push"]]
+    assert public.tags("team/built") == {"v1"}
+
+
+def test_a_push_with_a_token_that_only_pulls_is_the_registrys_to_refuse(place: Place) -> None:
+    """Expect the registry to see a token without the push, and to say no where no rule of ours does."""
+    public, realm = place.registries["public"], place.tokens.realm
+    before = len(place.tokens.asked)
+    pushed = place.reader.command(
+        sys.executable, "-c", PUSHES, public.base, realm, "team/unbuilt", "repository:team/unbuilt:pull,push"
+    )
+    assert pushed.out.split() == ["200", "404", "401", "401"], pushed
+    assert place.tokens.asked[before:] == [["repository:team/unbuilt:pull"]]
+    assert "team/unbuilt" not in public.repositories()
 
 
 def test_the_catalogue_and_removals_where_a_rule_names_them(place: Place, which: str) -> None:

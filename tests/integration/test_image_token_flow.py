@@ -19,7 +19,7 @@ import pytest
 from tests.support.gateway import Box, TestGateway
 from tests.support.origins import Exchange, Handler, Origin
 
-pytestmark = [pytest.mark.xdist_group("image-token-flow"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.xdist_group("image-token-flow")
 
 PASSWORD = "mine"
 TOKEN = "pull-token-of-the-realm"
@@ -41,7 +41,7 @@ import requests, sys
 registry, repository, path, scope = sys.argv[1:]
 session = requests.Session()
 def get(url, **more):
-    answer = session.get(url, timeout=30, allow_redirects=False, **more)
+    answer = session.get(url, timeout=60, allow_redirects=False, **more)
     print(answer.status_code, end=" ")
     return answer
 asked = get(registry + "/v2/")
@@ -62,6 +62,7 @@ class Place:
     realm: Origin
     blobs: Origin
     box: Box
+    gateway: TestGateway
 
     def pull(self, repository: str, path: str, scope: str = "pull") -> list[str]:
         """The statuses in order, and at the end how much came of a blob."""
@@ -116,14 +117,32 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
                 origins=[images, realm, blobs],
             )
         )
-        yield Place(images, realm, blobs, gateway.sandbox())
+        yield Place(images, realm, blobs, gateway.sandbox(), gateway)
 
 
-def test_a_token_for_another_image_or_for_more_is_not_given(place: Place) -> None:
+def test_a_token_for_another_image_or_for_more_alone_is_not_given(place: Place) -> None:
     """C125: the scope of the token is judged at the realm, before it leaves."""
     assert place.pull("secret/base", "manifests/v1") == ["401", "403"]
-    assert place.pull("team/shop", "manifests/v1", "pull,push") == ["401", "403"]
+    assert place.pull("secret/base", "manifests/v1", "pull,push") == ["401", "403"]
+    assert place.pull("team/shop", "manifests/v1", "push") == ["401", "403"]
+    assert place.pull("team/shop", "manifests/v1", "delete,admin") == ["401", "403"]
     assert place.realm.received == []
+
+
+def test_of_a_token_for_more_the_granted_part_is_asked_for(place: Place) -> None:
+    """Expect the pull alone at the realm, whatever else the client asks for, and both on record."""
+    for scope in ("pull,push", "*", "push,pull repository:secret/base:pull"):
+        assert place.pull("team/shop", "manifests/v1", scope) == ["401", "200", "200"]
+        [asked] = place.realm.received
+        assert asked.target == "/token?service=images&scope=repository:team/shop:pull"
+        [record] = place.gateway.awaited(host="realm.test", event="request.intent", asked=_asked(scope))
+        assert record["granted"] == ["repository:team/shop:pull"]
+        assert record["arguments"] == ["action=pull", "repository=team/shop"]
+        assert f"asked: {' '.join(_asked(scope))}" in place.gateway.exeat("why", record["request_id"]).out
+
+
+def _asked(scope: str) -> list[str]:
+    return f"repository:team/shop:{scope}".split(" ")
 
 
 def test_an_image_comes_from_three_hosts_each_with_its_own_authority(place: Place) -> None:
