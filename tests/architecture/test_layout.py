@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.rows import every_row
-from tests.support.sources import ROOMS, ROOT, modules, short, source
+from tests.support.sourcecode import ROOMS, ROOT, modules, short, source
 
 OURS = modules()
 NETWORK = frozenset(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.sources import ROOT, modules, short, source
+from tests.support.sourcecode import ROOT, modules, short, source
 
 ADAPTER = {"proxy/mitm_adapter.py", "proxy/mitm_selftest.py"}
 

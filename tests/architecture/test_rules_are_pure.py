@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.rows import every_row
-from tests.support.sources import modules, short, source
+from tests.support.sourcecode import modules, short, source
 
 BANNED = frozenset(
     "socket os time asyncio random logging subprocess threading multiprocessing select selectors ssl "
