@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.abuse import ABUSES  # noqa: E402
+from bench.ahead import weigh  # noqa: E402
+from bench.processes import tree  # noqa: E402
 from bench.run import build_generator, say, scratch_folder  # noqa: E402
 from bench.upstream import ADDRESS, NAMES, Upstream, await_port, free_port  # noqa: E402
 from tests.support.authority import Authority  # noqa: E402
@@ -46,10 +48,18 @@ SETTLE_SECONDS = 1.0
 """Of abuse before it is measured."""
 BOUND_MS = 20.0
 FACTOR = 2.0
-NICE = (["nice", "-n", "-15"], ["nice", "-n", "-5"]) if os.geteuid() == 0 else ([], ["nice", "-n", "19"])
-"""Words before commands: the gateway, A and its origin come before whatever else runs on the machine, and the abuser
-and the origin that helps it between the two."""
-REAL_TIME = (["chrt", "-r", "5"], ["nice", "-n", "-5"])
+AHEAD, BEHIND = (-15, -5) if os.geteuid() == 0 else (0, 19)
+"""Nice values: the gateway, A and its origin come before whatever else runs on the machine, and the abuser and the
+origin that helps it between the two."""
+
+
+def _niced(nice: int) -> list[str]:
+    return [sys.executable, str(ROOT / "bench" / "ahead.py"), str(nice)]
+
+
+NICE = (_niced(AHEAD), _niced(BEHIND))
+"""Words before commands."""
+REAL_TIME = (["chrt", "-r", "5"], _niced(BEHIND))
 """The same on a machine where others work: they cannot get in the way."""
 SINK = "sink.bench.test"
 SECRET = "bench-secret-0f1e2d3c4b5a69788796a5b4"
@@ -192,6 +202,9 @@ class Scene:
                 prefix=ahead,
             )
             scene._gateway = stack.enter_context(ours)
+            assert ours.process is not None
+            for pid in tree(ours.process.pid):
+                weigh(pid, AHEAD)  # each of its processes leads a session of its own
             scene._a = ours.sandbox(ttl="1h")
             scene._alone("plain", 1.0)
             scene._alone("credentialed", 1.0)
