@@ -111,6 +111,7 @@ SPECS: Final[Mapping[str, FieldSpec]] = {
     "credential_owner": _field(_P, str, "owner of the credential"),
     "credential_kind": _field(_P, str, "kind of the credential"),
     "source": _field(_P, str, "scheme of the secret's source, without its argument"),
+    "fingerprint": _field(_P, str, "keyed digest of a secret: equal for equal values, and of no use to anybody else"),
     # The attempt.
     "request_id": _field(_P, str, "request id shared by all records of one request"),
     "connection_id": _field(_P, str, "connection the request came on"),
@@ -227,7 +228,7 @@ def _names(text: str) -> frozenset[str]:
 _WHO = frozenset({"tenant", "sandbox", "owner", "agent", "task", "role", "epoch"})
 _JUDGED = _names(
     "decision rule rules operation effect service policy generation reason remedy approval ticket quiet arguments "
-    "credential credential_version credential_owner credential_kind source"
+    "credential credential_version credential_owner credential_kind source fingerprint"
 )
 _ATTEMPT = _names(
     "request_id connection_id lane channel protocol method scheme host port path path_template query_keys asked "
@@ -250,6 +251,7 @@ _ADMIN = _WHO | _names(
     "certificate_serial not_after host boundary claimed channel count request_id version ways holds fails unknown "
     "duration_us"
 )
+_SOURCE = _names("tenant sandbox credential credential_version source fingerprint action outcome reason ttl_s")
 _NAMED = frozenset({"tenant", "sandbox", "owner", "agent", "task", "role"})
 _JUDGED_REQUEST = _NAMED | {"request_id", "policy"}
 _NOTHING: frozenset[str] = frozenset()
@@ -333,6 +335,23 @@ EVENTS: Final[Mapping[str, EventSpec]] = {
     "secret.added": _event("XC001I", "a secret was added", _ADMIN, frozenset({"secret_name"}), _VAULT),
     "secret.rotated": _event("XC002I", "a secret was replaced", _ADMIN, frozenset({"secret_name"}), _VAULT),
     "secret.removed": _event("XC003I", "a secret was removed", _ADMIN, frozenset({"secret_name"}), _VAULT),
+    "secret.fetched": _event(
+        "XC005I",
+        "a source gave a secret, or more time for one",
+        _SOURCE,
+        frozenset({"credential", "source", "fingerprint"}),
+        _VAULT,
+    ),
+    "secret.unavailable": _event(
+        "XC006W",
+        "a source does not give a secret any more; said once until it does",
+        _SOURCE,
+        frozenset({"credential", "source", "reason"}),
+        _VAULT,
+    ),
+    "lease.returned": _event(
+        "XC007I", "a secret made for one use was given back to its source", _SOURCE, frozenset({"source"}), _VAULT
+    ),
     "certificate.minted": _event("XC004I", "a certificate was made", _ADMIN, _NOTHING, _VAULT),
     "admin.action": _event("XA001I", "something was done through the admin API", _ADMIN, frozenset({"action"}), _VAULT),
     # Processes and the log.

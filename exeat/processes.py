@@ -16,6 +16,7 @@ from broker.admin.client import AdminClient, AdminError
 from exeat.containers import publish_certificates
 from exeat.environment import client_environment
 from exeat.storekey import StoreKeyMissing, store_key
+from exeat.systemd_credentials import systemd_credentials
 from exeat.upstream import UpstreamRefused, boot_of
 from exeat.version import __version__
 
@@ -115,6 +116,7 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
             "admin_uids": sorted({os.geteuid(), *settings.admins}),
             "proxy_url": _proxy_url(supervisor),
             "environment": dict(supervisor.environment),
+            "systemd": systemd_credentials(supervisor.environment, settings.key_credential),
             "listener_ports": [entry.getsockname()[1] for entry in supervisor.sockets[:1]],
             "self_addresses": list(settings.self_addresses),
             "internal_ranges": list(settings.internal_ranges),

@@ -10,16 +10,17 @@ typed, and what to do about it.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from broker.errors import BrokerError
 from broker.vault.secret import MAX_SECRET_BYTES, Secret
+from rules.secret_references import WHOLE
 
-WHOLE = ""
-"""The field of a document that is one value and has no names inside."""
+MAX_DEPTH = 8
 
 _VERSION = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z")
 
@@ -53,14 +54,6 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """What a reference names within its source. `document` is asked for, `field` taken from it."""
-
-    document: str
-    field: str = WHOLE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
     """What a source gave. Field `WHOLE` is the value of one that has no names inside."""
 
@@ -87,10 +80,6 @@ class RemoteSource(Protocol):
 
     own: bool
     """What it gives is made for one sandbox (a lease), and ends with it."""
-
-    def place(self, rest: str) -> Place:
-        """What `rest` (after `name:`, its `${sandbox.x}` replaced) names. Raises SourceError. Asks nobody."""
-        ...
 
     async def read(self, document: str, before: Document | None) -> Document:
         """Ask for `document` now. `before` is the one that we have: a lease may be renewed instead of made anew.
@@ -119,3 +108,34 @@ def check_length(value: bytes, what: str) -> bytes:
     if len(value) > MAX_SECRET_BYTES:
         raise SourceError("source-refused", f"{what} is longer than {MAX_SECRET_BYTES} bytes")
     return value
+
+
+def json_object(raw: bytes) -> dict[str, Any] | None:
+    """The JSON object in `raw`, or None. Nothing is raised: the decoder's own error carries the whole text."""
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def fields_of(raw: bytes) -> dict[str, bytes]:
+    """A value as it came, and, where it is a JSON object, what its fields hold by their names (`a.b` for nested)."""
+    found = {WHOLE: raw}
+    inside = json_object(raw)
+    if inside is not None:
+        found |= flat(inside)
+    return found
+
+
+def flat(inside: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, bytes]:
+    """The texts and numbers of nested mappings, by dotted names. Lists hold no names and are left out."""
+    found: dict[str, bytes] = {}
+    for name, value in inside.items():
+        if isinstance(value, str):
+            found[prefix + name] = value.encode("utf-8", "surrogatepass")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            found[prefix + name] = str(value).encode()
+        elif isinstance(value, dict) and depth < MAX_DEPTH:
+            found |= flat(value, f"{prefix}{name}.", depth + 1)
+    return found

@@ -25,10 +25,14 @@ class EnvironmentSource:
         return make_secret(self._values[name].encode(), f"env:{name}", scrub=scrub, version_key=self._version_key)
 
 
-def make_secret(value: bytes, name: str, *, scrub: bool, version_key: bytes) -> Secret:
-    """A Secret for a source without versions: a short keyed digest tells changes apart and helps nobody guess."""
-    version = hmac.digest(version_key, value, hashlib.sha256).hex()[:8]
+def make_secret(value: bytes, name: str, *, scrub: bool, version_key: bytes, version: str = "") -> Secret:
+    """A Secret. Without a `version` of its source a short keyed digest tells changes apart and helps nobody guess."""
     try:
-        return Secret(value, name=name, version=version, scrub=scrub)
+        return Secret(value, name=name, version=version or fingerprint(value, version_key), scrub=scrub)
     except SecretRefused as error:
         raise SourceError("source-refused", f"{name}: {error.code}") from None
+
+
+def fingerprint(value: bytes, key: bytes) -> str:
+    """Eight hex digits that are the same for the same value in this installation, and say nothing to anybody else."""
+    return hmac.digest(key, value, hashlib.sha256).hex()[:8]

@@ -66,6 +66,8 @@ class Boot:
     proxy_url: str = "http://127.0.0.1:3128"
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Values of the operator's environment that `env:` references name (our own environment is empty)."""
+    systemd: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Credentials that systemd passed to the gateway, for `systemd:` references (hex in the JSON)."""
     listener_ports: tuple[int, ...] = ()
     self_addresses: tuple[str, ...] = ()
     internal_ranges: tuple[str, ...] = ()

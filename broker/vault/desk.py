@@ -33,6 +33,7 @@ from broker.vault.sandboxes import BROKEN, SEEN, Created, NotKnown, Request, San
 from broker.vault.snapshot import render_snapshot
 from broker.vault.store import OWN_SECRETS, SecretInfo, SecretStore, StoreError
 from broker.vault.store_key import StoreKey
+from broker.vault.supply import Supply
 from net.process import complain
 from rules.names import Owner
 from state.errors import StateError
@@ -91,6 +92,7 @@ class Desk:
         table: SandboxTable,
         ledger: Ledger,
         leaves: LeafOffice,
+        supply: Supply,
         frozen: FrozenTable,
         fleet: Fleet,
         journal: Journal,
@@ -110,6 +112,7 @@ class Desk:
         self._table = table
         self._ledger = ledger
         self._leaves = leaves
+        self._supply = supply
         self._frozen = frozen
         self._fleet = fleet
         self._journal = journal
@@ -136,6 +139,7 @@ class Desk:
         active = await self._blocking(self._load)
         await self._journal.append(Event("policy.loaded", self._policy_fields(active)), durable=True)
         self._policy = active
+        await self._supply.configure(active)
         self._on_policy(active)
         return active
 
@@ -164,14 +168,16 @@ class Desk:
                 loaded["policy_before"] = before.digest
             await self._journal.append(Event("policy.loaded", loaded), durable=True)
             self._policy, self.rejection = fresh, None
+            moved = await self._supply.configure(fresh)
             self._on_policy(fresh)
             late = await self._publish()
             if before is None or before.digest != fresh.digest:
                 late += await self._cut("policy", "", fresh.digest)
             for credential, binding in (before.secrets if before else {}).items():
-                if fresh.secrets.get(credential) != binding:
+                if fresh.secrets.get(credential) != binding or credential in moved:
+                    self._supply.invalidate(credential)
                     late += await self._cut("credential", "", credential)
-            return fresh, changed, _names(late)
+            return fresh, changed or bool(moved), _names(late)
 
     def _load(self) -> ActivePolicy:
         return load_policy(self._settings.policy_path, self._settings.credentials_path, self._clock.wall())
@@ -377,6 +383,7 @@ class Desk:
         self._proven_at.pop(record.key, None)
         self._claims.pop(record.key, None)
         self._ledger.forget((box.tenant, box.id))
+        self._supply.ended((box.tenant, box.id))
         self._leaves.forget((box.tenant, box.id))
         self._frozen.forget((box.tenant, box.id))
         late = await self._publish()
@@ -393,7 +400,7 @@ class Desk:
                 "token (its hash stays in memory, to be answered sandbox-ended)",
                 f"{removed.placeholders} placeholder(s)",
                 f"{removed.tickets} ticket(s)",
-                "counters, connections, pooled connections, tunnels and cached material",
+                "counters, connections, pooled connections, tunnels, cached material and leases",
             ),
             remains=(
                 "its row (id, role, owner, times) in the state",
@@ -462,6 +469,7 @@ class Desk:
         """Close what runs on credentials that read this secret, for any sandbox."""
         if self._policy is None:
             return ()
+        await self._supply.reopen(f"store:{name}")
         boxes = [record.sandbox for record in self._table.live()]
         late: tuple[str, ...] = ()
         for credential, binding in self._policy.secrets.items():

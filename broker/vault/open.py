@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
-from functools import partial
 from hashlib import sha256
 from typing import Protocol, assert_never
 
@@ -29,7 +27,6 @@ from audit.events import Event
 from audit.journal import AuditUnavailable, Journal
 from broker.errors import BrokerError
 from broker.sources.base import SourceError
-from broker.sources.registry import Sources
 from broker.vault.clock import Clock
 from broker.vault.ledger import Ledger
 from broker.vault.opened import Answer, Material, Opened, Refused
@@ -38,12 +35,13 @@ from broker.vault.records import Fields, attempt, who
 from broker.vault.sandboxes import NotKnown, SandboxTable, armed, usable_credentials
 from broker.vault.secret import Secret
 from broker.vault.slot import placeholder_fits
+from broker.vault.supply import Supply
 from net.process import complain
 from rules.credential_kinds import is_public
 from rules.decide import decide_request
 from rules.decision import Denied, Held, NeedsBody, Permit
 from rules.facts import BodyAttested, FactsRefused, RequestFacts, Sandbox
-from rules.names import CredentialRef, RequestId
+from rules.names import RequestId
 from rules.policy import CredentialDef
 from state.records import SandboxRecord
 from wire.frames import WireError
@@ -53,7 +51,6 @@ __all__ = ["Answer", "HandoffOpener", "Material", "Opened", "Opener", "Refused",
 
 DEADLINE = 8.0
 """Seconds for one hand-off, source and log included; past it the answer is a refusal."""
-SOURCE_DEADLINE = 4.0
 RETRY_HELD = 30
 """Seconds that a held request is asked to wait before it tries again."""
 
@@ -93,20 +90,18 @@ class Opener:
         table: SandboxTable,
         ledger: Ledger,
         active: Callable[[], ActivePolicy | None],
-        sources: Sources,
+        supply: Supply,
         journal: Journal,
         tickets: TicketBook,
-        threads: Executor,
     ) -> None:
         self._clock = clock
         self._keys = keys
         self._table = table
         self._ledger = ledger
         self._active = active
-        self._sources = sources
+        self._supply = supply
         self._journal = journal
         self._tickets = tickets
-        self._threads = threads
 
     async def open_handoff(self, sealed: bytes, attested: BodyAttested | None) -> Answer:
         """Judge one sealed statement. Never raises but CancelledError."""
@@ -175,6 +170,7 @@ class Opener:
         # 11 intent
         if material is not None:
             record |= {"credential_version": material.version, "credential_owner": material.owner}
+            record |= {"fingerprint": self._supply.fingerprint(material.parts)}
         sequence = await self._journal.append(Event("broker.intent", {**record, "decision": "allow"}), durable=True)
         # 12 release
         self._still_so(known, active, permit, record, request)
@@ -279,7 +275,7 @@ class Opener:
         self, active: ActivePolicy, definition: CredentialDef, sandbox: Sandbox, record: Fields, request: str
     ) -> Material:
         try:
-            parts = await self._fetch(active, definition.name, sandbox)
+            parts = await self._supply.parts(active, definition.name, sandbox)
         except (BrokerError, TimeoutError) as error:
             code = error.code if isinstance(error, BrokerError) else "source-timeout"
             raise _Refuse(_no(request, "credential-unavailable"), {**record, "error": code}) from None
@@ -300,7 +296,7 @@ class Opener:
             if other.name == permit.credential or not other.scrub or permit.destination.host not in other.hosts:
                 continue
             try:
-                parts = await self._fetch(active, other.name, sandbox)
+                parts = await self._supply.parts_in_use(active, other.name, sandbox)
                 found += [secret for part, secret in parts.items() if not is_public(other.kind, part)]
             except SourceError as error:
                 if error.code != "source-missing":
@@ -308,23 +304,6 @@ class Opener:
             except TimeoutError:
                 raise _Refuse(_no(request, "credential-unavailable"), {**record, "error": "source-timeout"}) from None
         return tuple(found)
-
-    async def _fetch(self, active: ActivePolicy, name: CredentialRef, sandbox: Sandbox) -> Mapping[str, Secret]:
-        """Every part of a credential, or none: what is half there is not there."""
-        binding = active.secrets.get(name)
-        if binding is None:
-            raise SourceError("source-unknown", name)
-        kind = active.policy.credentials[name].kind
-        loop = asyncio.get_running_loop()
-        found: dict[str, Secret] = {}
-        async with asyncio.timeout(SOURCE_DEADLINE):
-            for part, reference in binding.references.items():
-                fetch = partial(
-                    self._sources.fetch, reference, sandbox, scrub=binding.scrub and not is_public(kind, part)
-                )
-                blocks = self._sources.blocks(reference)
-                found[part] = await loop.run_in_executor(self._threads, fetch) if blocks else fetch()
-        return found
 
     def _still_so(
         self, known: SandboxRecord, active: ActivePolicy, permit: Permit, record: Fields, request: str

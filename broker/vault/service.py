@@ -34,6 +34,7 @@ from broker.vault.sandboxes import SandboxTable
 from broker.vault.session import Call, Session
 from broker.vault.store import SecretStore
 from broker.vault.store_key import StoreKey
+from broker.vault.supply import Supply
 from broker.vault.tickets import StateTickets
 from net.process import complain
 from state.errors import StateError
@@ -89,6 +90,20 @@ class Vault:
         self.lost: list[str] = []
         self.started_at = clock.wall()
         self._leaves = LeafOffice(authority, clock, self.table, journal)
+        self.supply = Supply(
+            sources=Sources(
+                store=store,
+                environment=boot.environment,
+                systemd=boot.systemd,
+                version_key=boot.digest_key,
+                threads=self._source_threads,
+                now=clock.wall,
+            ),
+            journal=journal,
+            clock=clock,
+            random=lambda: int.from_bytes(random(4)) / 2**32,
+            version_key=boot.digest_key,
+        )
         self.desk = Desk(
             settings=Settings(
                 policy_path=Path(boot.policy_path),
@@ -105,6 +120,7 @@ class Vault:
             table=self.table,
             ledger=self.ledger,
             leaves=self._leaves,
+            supply=self.supply,
             frozen=self.frozen,
             fleet=self.fleet,
             journal=journal,
@@ -119,10 +135,9 @@ class Vault:
             table=self.table,
             ledger=self.ledger,
             active=self.desk.active,
-            sources=Sources(store=store, environment=boot.environment, version_key=boot.digest_key),
+            supply=self.supply,
             journal=journal,
             tickets=StateTickets(state, self._thread, random),
-            threads=self._source_threads,
         )
 
     async def start(self) -> None:
@@ -242,6 +257,7 @@ class Vault:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.fleet.close()
+        await self.supply.close()
         try:
             await self.journal.append(Event("process.stopped", {"program": "vault", "pid": os.getpid()}), durable=True)
         except AuditUnavailable as error:

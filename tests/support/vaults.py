@@ -172,7 +172,7 @@ class Rig:
         """Open and start; with `secrets` the two of CREDENTIALS are in the store."""
         self.vault = open_vault(self.boot, self.journal)
         self.vault.clock = self.clock
-        for holder in (self.vault.opener, self.vault.desk, self.vault._leaves):
+        for holder in (self.vault.opener, self.vault.desk, self.vault._leaves, self.vault.supply):
             holder._clock = self.clock
         await self.vault.start()
         if secrets and not self.vault.desk.secrets():

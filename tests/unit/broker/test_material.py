@@ -51,7 +51,7 @@ class World:
 
     async def begun(self, count: int) -> None:
         """Until `count` questions were asked."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(self.asked) < count:
                 await asyncio.sleep(0)
 

@@ -230,7 +230,7 @@ def asked_of(rig, created) -> object:
 async def test_without_a_proof_no_credential_is_used(rig, worker, monkeypatch, kind) -> None:
     """RULINGS 6.2: on whatever channel, a sandbox that nobody saw confined gets nothing, and no source is asked."""
     asked: list[object] = []
-    monkeypatch.setattr(rig.vault.opener._sources, "fetch", lambda *args, **kwargs: asked.append(args))
+    monkeypatch.setattr(rig.vault.supply._sources, "_fetch", lambda *args, **kwargs: asked.append(args))
     created = await rig.sandbox(role="launched", channel={"kind": kind})
     answer = await ask(rig, sealed(worker, asked_of(rig, created)))
     assert isinstance(answer, Refused)
@@ -401,7 +401,7 @@ async def test_a_source_that_raises_is_a_refusal(rig, worker, monkeypatch, capsy
         canary = SECRET
         raise OSError(str(canary))
 
-    monkeypatch.setattr(rig.vault.opener._sources, "fetch", fail)
+    monkeypatch.setattr(rig.vault.supply._sources, "_fetch", fail)
     answer = await ask(rig, sealed(worker, statement(rig, await rig.sandbox())))
     assert isinstance(answer, Refused)
     assert answer.reason == "internal-error"
