@@ -1,48 +1,63 @@
-"""Programs that stand in for a secret manager's own, and a `Sources` to ask them through."""
+"""The source of the product, for tests that look at how it is written: each file is parsed once."""
 
 from __future__ import annotations
 
-import os
-import textwrap
-from collections.abc import Mapping
+import ast
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from broker.sources.registry import Sources
-from broker.vault.store import SecretStore
-from rules.facts import Sandbox
-from rules.policy import DestinationDef
-from rules.reader import Node, Problems
-from rules.secret_sources import SourceDef, read_sources
-
-CANARY = b"canary-0123456789"
-VERSION_KEY = b"v" * 32
+ROOT = Path(__file__).parents[2]
+ROOMS = ("rules", "wire", "net", "audit", "state", "broker", "proxy", "capture", "exeat")
 
 
-def sandbox(**attributes: str) -> Sandbox:
-    return Sandbox(
-        tenant="t", id="sb_a", epoch=1, role="r", owner="alice", agent="", task="", attributes=attributes, expires_at=1
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What the tests ask of one file."""
+
+    docstring: str
+    functions: frozenset[str]
+    """What is called by its bare name."""
+    methods: frozenset[str]
+    """What is called as an attribute of something."""
+    imports: frozenset[str]
+    """The modules that are imported, or imported from, anywhere in it."""
+
+    @property
+    def calls(self) -> frozenset[str]:
+        return self.functions | self.methods
+
+
+def modules(*rooms: str) -> list[Path]:
+    """The files of these rooms, or of all."""
+    return sorted(path for room in rooms or ROOMS for path in (ROOT / room).rglob("*.py"))
+
+
+def short(path: Path) -> str:
+    """The path from the project's root."""
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def source(path: Path) -> Source:
+    """Read a file. Raises SyntaxError."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions, methods, imports = set[str](), set[str](), set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name)):
+                functions.add(name)
+            case ast.Call(func=ast.Attribute(attr=name)):
+                methods.add(name)
+            case ast.Import(names=names):
+                imports.update(alias.name for alias in names)
+            case ast.ImportFrom(module=str(module)):
+                imports.add(module)
+            case _:
+                pass
+    return Source(
+        docstring=ast.get_docstring(tree) or "",
+        functions=frozenset(functions),
+        methods=frozenset(methods),
+        imports=frozenset(imports),
     )
-
-
-def definitions(text: str, destinations: Mapping[str, DestinationDef] | None = None) -> dict[str, SourceDef]:
-    """`text` as the entries under `sources:` of credentials.yaml."""
-    problems = Problems()
-    found = read_sources(Node.load(text, "credentials.yaml", problems), destinations or {})
-    assert not problems.errors, [str(problem) for problem in problems.errors]
-    return found
-
-
-def all_sources(folder: Path, environment: Mapping[str, str] | None = None, **more: object) -> Sources:
-    """With an empty store in `folder`."""
-    home = folder / "state"
-    home.mkdir(0o700, exist_ok=True)
-    store = SecretStore(home / "store.json", lambda salt: b"k" * 32, os.urandom)
-    return Sources(store=store, environment=environment or {}, version_key=VERSION_KEY, **more)  # type: ignore[arg-type]
-
-
-def program(folder: Path, name: str, body: str) -> Path:
-    """A shell script that only we may write."""
-    path = folder / name
-    path.write_text("#!/bin/sh\n" + textwrap.dedent(body))
-    path.chmod(0o700)
-    return path

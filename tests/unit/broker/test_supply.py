@@ -13,7 +13,7 @@ from broker.vault.opened import Opened, Refused
 from broker.vault.records import who
 from broker.vault.supply import RETURNS
 from rules.secret_references import WHOLE
-from tests.support.sources import CANARY, program
+from tests.support.secretsources import CANARY, program
 from tests.support.vaults import CREDENTIALS, FakeProcess, Rig, sealed, statement
 
 OLD, NEW = b"old-value-0123456789", b"new-value-0123456789"

@@ -17,7 +17,7 @@ from broker.sources.base import Document, SourceError
 from broker.sources.registry import Opened, Sources
 from broker.sources.store import StoreSource
 from rules.secret_references import WHOLE
-from tests.support.sources import CANARY, all_sources, definitions, program, sandbox
+from tests.support.secretsources import CANARY, all_sources, definitions, program, sandbox
 from tests.support.waiting import until
 
 NOW = 1_800_000_000.0
