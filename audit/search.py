@@ -72,6 +72,20 @@ class Filter:
         return isinstance(reasons, list) and any(str(item).startswith(f"{self.reason}=") for item in reasons)
 
 
+def last_store(directory: Path) -> tuple[int, str]:
+    """(generation, digest) of the store as the newest record that states them; (0, "") where none does.
+
+    Read from the end: each start of a vault writes one.
+    """
+    for path in reversed(segment_files(directory)):
+        lines = path.read_bytes().split(b"\n")
+        for line in reversed(lines):
+            record = parse_line(line) if b'"store_digest":' in line else None
+            if record is not None and type(generation := record.get("generation")) is int:
+                return generation, str(record["store_digest"])
+    return 0, ""
+
+
 def is_refusal(record: Mapping[str, object]) -> bool:
     """Whether a client got a refusal: it was denied or held, or permitted and then not carried out."""
     if record.get("event") in REFUSED:
@@ -215,6 +229,11 @@ def _facts(record: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield "remedy", str(get("remedy"))
     if get("credential"):
         yield "credential", f"{get('credential')} version {get('credential_version', '?')}"
+    if get("grant"):
+        yield "grant", f"{get('grant')}: an address that a redirect opened"
+    if get("redirect_host"):
+        # Only calls of the broker say what became of it; what a plain rule permits leads where it leads.
+        yield "leads to", f"{get('redirect_host')} ({get('redirect', 'undeclared')})"
     if "status" in record:
         yield "status", f"{get('status')}, {get('bytes_up', 0)} bytes up, {get('bytes_down', 0)} bytes down"
     if get("address"):

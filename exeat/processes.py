@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from broker.admin.client import AdminClient, AdminError
 from exeat.containers import publish_certificates
 from exeat.environment import client_environment
-from exeat.storekey import StoreKeyMissing, store_key
+from exeat.storekey import StoreKeyMissing, logged_store, store_key
 from exeat.systemd_credentials import systemd_credentials
 from exeat.upstream import UpstreamRefused, boot_of
 from exeat.version import __version__
@@ -106,6 +106,7 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
             "policy_path": str(settings.policy),
             "credentials_path": str(settings.credentials) if settings.credentials else None,
             **key,
+            **logged_store(settings.log),
             **supervisor.flags,
             "channels": [
                 {"name": name, "kind": name.partition("-")[0], "fd": pair[0]} for name, pair in control.items()

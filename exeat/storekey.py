@@ -1,4 +1,5 @@
-"""How the vault learns the store's key: by the name of a file, or, from a service manager, by its text.
+"""What the vault is told of its store: the key (by the name of a file, or from a service manager by its text), and the
+generation that the log remembers.
 
 systemd hands credentials over in a folder that only the service's own user can read (systemd.exec(5),
 `LoadCredentialEncrypted=`): the vault, which has another uid when root starts us, could not.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from audit.search import last_store
 from exeat.settings import Settings
 
 FOLDER = "CREDENTIALS_DIRECTORY"
@@ -38,3 +40,15 @@ def store_key(settings: Settings, environment: Mapping[str, str]) -> dict[str, s
             return {"key_text": stream.read(MAX_KEY_BYTES).decode("ascii")}
     except (OSError, UnicodeDecodeError):
         raise StoreKeyMissing(f"{Path(folder) / name} cannot be read as a key", remedy) from None
+
+
+def logged_store(log: Path) -> dict[str, int | str]:
+    """The fields that say which generation of the store the log saw last; a vault with an older one does not start.
+
+    Where the log is not ours to read, or is not there yet, the state's own memory must do.
+    """
+    try:
+        generation, digest = last_store(log)
+    except OSError:
+        return {}
+    return {"logged_generation": generation, "logged_digest": digest}

@@ -49,6 +49,7 @@ from exeat.launch import (
 )
 from exeat.principals import Kind, uid_of
 from exeat.settings import Settings
+from exeat.views import wide_view
 
 STOP_SECONDS = 10.0
 MAX_RESTARTS = 5
@@ -497,13 +498,13 @@ class Supervisor:
         return child
 
     def _spawn_confined(self, kind: Kind, argv: tuple[str, ...], keep: tuple[int, ...]) -> subprocess.Popen[bytes]:
-        view: list[ViewEntry] = system_view()
         if kind in ("vault", "auditor"):
-            view += self._wide_view(kind)
+            view = wide_view(self._settings, kind)
         else:
+            view = system_view()
             view += [("tmpfs", "mode=1777", "/tmp"), ("tmpfs", "mode=0755", "/run"), *_resolver_view()]
             view += masks([str(path) for path in self._settings.private], view)
-        view += interpreter_view(view)
+            view += interpreter_view(view)
         uid = uid_of(kind) if self._root else os.getuid()
         gid = uid_of(kind) if self._root else os.getgid()
         plan = Plan(
@@ -524,19 +525,6 @@ class Supervisor:
             raise StartRefused(
                 str(error), "or start with --danger-shared-uid, which gives up the separation of processes"
             ) from None
-
-    def _wide_view(self, kind: Kind) -> list[ViewEntry]:
-        """What the vault and the auditor see when root starts them: also settings, and their own folders writable."""
-        settings = self._settings
-        view: list[ViewEntry] = []
-        for path in ("/var", "/srv", "/mnt", "/media", "/run"):
-            if os.path.isdir(path) and not os.path.islink(path):
-                view.append(("ro", path, path))
-        folders: list[tuple[str, Path]] = [("ro", settings.file.parent), ("ro", settings.policy)]
-        own = settings.vault_state if kind == "vault" else settings.auditor_state
-        folders += [("rw", own), ("rw", settings.log)] if kind == "auditor" else [("rw", own)]
-        view += [(mode, str(path), str(path)) for mode, path in folders if path.exists()]  # type: ignore[misc]
-        return view
 
     # --- what processes.py asks for ----------------------------------------------------------------------
 

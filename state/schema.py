@@ -25,7 +25,7 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = MappingProxyType(
 metadata = MetaData()
 
 meta = Table("meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
-"""schema, clock_floor, store_generation, store_digest."""
+"""schema, clock_floor, store_generation, store_digest, restored."""
 
 sandboxes = Table(
     "sandboxes",

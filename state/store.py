@@ -7,10 +7,12 @@ driver is narrowed to StateError here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ class StateStore:
     def __init__(self, path: Path) -> None:
         """Open or create the database at `path` (mode 0600). Raises StateError."""
         _private_file(path)
+        self._path = path
         self._engine = create_engine(
             f"sqlite:///{path}", poolclass=StaticPool, connect_args={"check_same_thread": False, "timeout": 2.0}
         )
@@ -210,6 +213,41 @@ class StateStore:
                 raise StateError("state-rollback", "the secret store is older than the last one recorded")
             _set_meta(connection, "store_generation", str(generation))
             _set_meta(connection, "store_digest", digest)
+
+    # backup
+
+    def snapshot(self) -> bytes:
+        """The whole database at this moment, as the bytes of a file."""
+        try:
+            with (
+                contextlib.closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True)) as source,
+                contextlib.closing(sqlite3.connect(":memory:")) as copy,
+            ):
+                source.backup(copy)
+                return copy.serialize()
+        except sqlite3.Error as error:
+            raise StateError("state-unavailable", type(error).__name__) from None
+
+    def restored(self, note: Mapping[str, str | int], now: float) -> None:
+        """This database came from a backup: no sandbox of its time lives on, and the next start says so on record."""
+        with self._write() as connection:
+            connection.execute(
+                update(schema.sandboxes).where(schema.sandboxes.c.ended_at.is_(None)).values(ended_at=now)
+            )
+            for table in (schema.placeholders, schema.tickets, schema.disarmed):
+                connection.execute(delete(table))
+            _set_meta(connection, "restored", json.dumps(note))
+
+    def restored_note(self) -> dict[str, str | int] | None:
+        """What `restored` left for the record, until `restored_told`."""
+        with self._read() as connection:
+            text = _meta(connection, "restored")
+        return None if text is None else dict(json.loads(text))
+
+    def restored_told(self) -> None:
+        """It is on record."""
+        with self._write() as connection:
+            connection.execute(delete(schema.meta).where(schema.meta.c.key == "restored"))
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:

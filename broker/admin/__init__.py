@@ -28,6 +28,7 @@ Times are Unix seconds; no answer holds a secret; a token and placeholders appea
  POST   /v1/secrets                {name, owner, value | value_base64, scrub?} 201 {name, version, generation}
  PUT    /v1/secrets/{name}         {value | value_base64, scrub?}  rotate   DELETE /v1/secrets/{name}
  POST   /v1/store/rotate-key       {value? | value_base64?} {records, generation}; no value: a key file gets a new key
+ POST   /v1/store/backup           {} the bytes of a backup (application/octet-stream)
  GET    /v1/ca                     {root_pem, fingerprint_sha256}
  POST   /v1/clock/reset            {why} take the machine's clock as right though it is behind the floor
 """

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from broker.errors import BrokerError
 
 MAX_ANSWER = 16 * 1024 * 1024
+MAX_BACKUP = 1 << 30
 
 
 class AdminError(BrokerError):
@@ -134,6 +135,13 @@ class AdminClient:
         """Give the store another key: one made and put into the key file, or `key` (its text, or a passphrase)."""
         return self.call("POST", "/v1/store/rotate-key", {} if key is None else {"value_base64": _encode(key)})
 
+    def backup(self) -> bytes:
+        """Store and state of this moment, as the bytes of a backup."""
+        status, raw = self._exchange("POST", "/v1/store/backup", {}, MAX_BACKUP)
+        if status >= 400:
+            raise _error(status, _object(raw, self._path))
+        return raw
+
     def ca(self) -> dict[str, Any]:
         return self.call("GET", "/v1/ca")
 
@@ -143,14 +151,20 @@ class AdminClient:
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One request and its JSON answer. Raises AdminError."""
+        status, raw = self._exchange(method, path, body, MAX_ANSWER)
+        answer = _object(raw, self._path)
+        if status >= 400:
+            raise _error(status, answer)
+        return answer
+
+    def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, limit: int) -> tuple[int, bytes]:
         connection = _UnixConnection(self._path, self._timeout)
         try:
             content = None if body is None else json.dumps(body).encode()
             headers = {} if content is None else {"Content-Type": "application/json"}
             connection.request(method, path, body=content, headers=headers)
             response = connection.getresponse()
-            raw = response.read(MAX_ANSWER + 1)
-            answer = json.loads(raw) if len(raw) <= MAX_ANSWER else None
+            raw = response.read(limit + 1)
         except (FileNotFoundError, ConnectionRefusedError):
             raise AdminError(
                 "not-running", f"nothing answers at {self._path}", "start the gateway with `exeat up`"
@@ -159,21 +173,37 @@ class AdminClient:
             raise AdminError(
                 "not-permitted", f"{self._path} is not yours to use", "run as the gateway's user"
             ) from None
-        except (OSError, http.client.HTTPException, ValueError):
-            raise AdminError("admin-unavailable", f"no usable answer from {self._path}") from None
+        except (OSError, http.client.HTTPException):
+            raise _unusable(self._path) from None
         finally:
             connection.close()
-        if not isinstance(answer, dict):
-            raise AdminError("admin-unavailable", f"no usable answer from {self._path}")
-        if response.status >= 400:
-            raise AdminError(
-                str(answer.get("error", "admin-unavailable")),
-                str(answer.get("detail", "")),
-                str(answer.get("remedy", "")),
-                status=response.status,
-                body=answer,
-            )
-        return answer
+        if len(raw) > limit:
+            raise _unusable(self._path)
+        return response.status, raw
+
+
+def _object(raw: bytes, path: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(raw)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise _unusable(path)
+    return answer
+
+
+def _error(status: int, answer: Mapping[str, Any]) -> AdminError:
+    return AdminError(
+        str(answer.get("error", "admin-unavailable")),
+        str(answer.get("detail", "")),
+        str(answer.get("remedy", "")),
+        status=status,
+        body=answer,
+    )
+
+
+def _unusable(path: str) -> AdminError:
+    return AdminError("admin-unavailable", f"no usable answer from {path}")
 
 
 class _UnixConnection(http.client.HTTPConnection):

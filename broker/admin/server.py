@@ -78,6 +78,7 @@ def make_app(vault: Vault) -> web.Application:
     app.router.add_put("/v1/secrets/{name:.+}", calls.rotate_secret_call)
     app.router.add_delete("/v1/secrets/{name:.+}", calls.remove_secret_call)
     app.router.add_post("/v1/store/rotate-key", store_calls.rotate_key_call)
+    app.router.add_post("/v1/store/backup", store_calls.backup_call)
     app.router.add_get("/v1/ca", calls.ca_call)
     app.router.add_post("/v1/clock/reset", calls.reset_clock_call)
     return app

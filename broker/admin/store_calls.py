@@ -13,3 +13,9 @@ async def rotate_key_call(request: web.Request) -> web.Response:
     body = read_object(await request.read(), {"value": str, "value_base64": str})
     count = await vault.desk.rotate_key(secret_value(body) if body else None, request[ACTOR])
     return web.json_response({"records": count, "generation": vault.store.generation})
+
+
+async def backup_call(request: web.Request) -> web.Response:
+    read_object(await request.read(), {})
+    raw = await request.app[VAULT].desk.backup(request[ACTOR])
+    return web.Response(body=raw, content_type="application/octet-stream")

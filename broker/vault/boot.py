@@ -43,6 +43,9 @@ class Boot:
     passphrase_file: str | None = None
     passphrase: str | None = field(default=None, repr=False)
     danger_key_beside_store: bool = False
+    logged_generation: int = 0
+    logged_digest: str = ""
+    """The store's newest generation that the log remembers, read by the supervisor; 0 where nobody could."""
     danger_shared_uid: bool = False
     channels: tuple[Channel, ...] = ()
     auditor_fd: int | None = None

@@ -22,6 +22,7 @@ from audit.events import Event
 from audit.journal import Journal
 from broker.errors import BrokerError
 from broker.sources.registry import expand
+from broker.vault.backup import make as make_backup
 from broker.vault.clock import Clock
 from broker.vault.fleet import Fleet
 from broker.vault.frozen import FrozenTable
@@ -49,6 +50,7 @@ class Settings:
     """What the desk needs from the boot document."""
 
     policy_path: Path
+    store_path: Path
     credentials_path: Path | None
     listener_ports: tuple[int, ...]
     self_addresses: tuple[str, ...]
@@ -461,6 +463,15 @@ class Desk:
         generation, digest = self._store.generation, self._store.digest
         await self._blocking(lambda: self._state.record_store_generation(generation, digest))
         fields: Fields = {"secret_name": name, "generation": generation, "store_digest": digest, "actor": actor}
+    async def backup(self, actor: str) -> bytes:
+        """Store and state of this moment in one file (broker/vault/backup.py). On record."""
+        async with self._turn:
+            path, now = self._settings.store_path, self._clock.wall()
+            raw = await self._blocking(lambda: make_backup(path, self._store, self._state, now))
+            fields: Fields = {"action": "store.backed-up", "actor": actor, "generation": self._store.generation}
+            await self._journal.append(Event("admin.action", fields), durable=True)
+            return raw
+
         if version:
             fields["version"] = version
         await self._journal.append(Event(event, fields), durable=True)

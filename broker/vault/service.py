@@ -110,6 +110,7 @@ class Vault:
                 credentials_path=None if boot.credentials_path is None else Path(boot.credentials_path),
                 listener_ports=boot.listener_ports,
                 self_addresses=boot.self_addresses,
+                store_path=Path(boot.state_dir) / "store.json",
                 internal_ranges=boot.internal_ranges,
                 acknowledge_within=boot.acknowledge_within,
                 proof_seconds=boot.proof_seconds,
@@ -167,6 +168,10 @@ class Vault:
                 "admin.action",
                 {"action": "store.opened", "actor": "vault", "generation": generation, "store_digest": digest},
             ),
+        if (note := self.state.restored_note()) is not None:
+            fields = {"action": "store.restored", **note, "subject": f"generation {note.pop('generation')}"}
+            await self.journal.append(Event("admin.action", {**fields, "generation": generation}), durable=True)
+            self.state.restored_told()
             durable=True,
         )
         await self.desk.load_first()

@@ -36,6 +36,7 @@ def open_vault(boot: Boot, journal: Journal, random: Random = os.urandom) -> Vau
         raise _state_refused(error) from None
     try:
         check_rollback(store, state.store_generation())
+        check_rollback(store, (boot.logged_generation, boot.logged_digest))
         clock = SystemClock(state.raise_clock_floor(SystemClock(state.clock_floor()).wall()))
         authority = _authority(store, clock)
         return Vault(

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import json
 import os
 import re
@@ -30,6 +31,8 @@ from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from broker.errors import BrokerError
 from broker.vault.keys import check_private_directory, read_private
@@ -175,6 +178,16 @@ class SecretStore:
         self._commit(_Held(key, fresh))
         return len(fresh)
 
+    def tag(self, purpose: bytes, content: bytes) -> bytes:
+        """32 bytes that only who holds the store's key can make for `content`, and for no other `purpose`."""
+        derived = HKDF(algorithm=SHA256(), length=32, salt=self._salt, info=b"exeat " + purpose).derive(self._held.key)
+        return hmac.digest(derived, content, "sha256")
+
+    def lift(self, generation: int) -> None:
+        """Write the store again as a generation after `generation`, which was used up by another copy of it."""
+        self.generation = max(self.generation, generation)
+        self._commit(self._held)
+
     def _put(self, name: str, value: bytes, *, owner: str, version: int, now: float, scrub: bool) -> SecretInfo:
         check_value(value, scrub=scrub)
         blank = _Record(name=name, owner=owner, version=version, created_at=now, scrub=scrub, wrapped=b"", body=b"")
@@ -231,8 +244,9 @@ def check_rollback(store: SecretStore, recorded: tuple[int, str]) -> None:
     if store.generation < generation or (store.generation == generation and digest and store.digest != digest):
         raise StoreError(
             "store-rolled-back",
-            f"the store is generation {store.generation}, the last recorded one is {generation}",
-            "restore the newest copy of the store",
+            f"the store is generation {store.generation}, the last recorded one is {generation}"
+            + (" with other contents" if store.generation == generation else ""),
+            "restore the newest backup: exeat restore FILE (its --help says what to do where there is no newer one)",
         )
 
 

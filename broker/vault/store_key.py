@@ -17,18 +17,36 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
-from broker.vault.boot import Boot, BootRefused
+from broker.vault.boot import BootRefused
 from broker.vault.keys import KEY_BYTES, KeyRefused, key_from_passphrase, key_from_text, read_key_file, read_private
 from broker.vault.store import SecretStore, StoreError
 
 Random = Callable[[int], bytes]
 
 
+class KeyPlace(Protocol):
+    """The fields of a boot document that say where the key is; exactly one of the last four is set."""
+
+    @property
+    def state_dir(self) -> str: ...
+    @property
+    def danger_key_beside_store(self) -> bool: ...
+    @property
+    def key_file(self) -> str | None: ...
+    @property
+    def key_text(self) -> str | None: ...
+    @property
+    def passphrase_file(self) -> str | None: ...
+    @property
+    def passphrase(self) -> str | None: ...
+
+
 class StoreKey:
     """The one key that a boot document names."""
 
-    def __init__(self, boot: Boot, random: Random) -> None:
+    def __init__(self, boot: KeyPlace, random: Random) -> None:
         self._boot = boot
         self._state_dir = Path(boot.state_dir)
         self._file = None if boot.key_file is None else Path(boot.key_file)
@@ -41,7 +59,7 @@ class StoreKey:
     def opened(self, path: Path) -> SecretStore:
         """The store at `path`, an empty one if there is none. Raises StoreError and KeyRefused."""
         try:
-            store = SecretStore(path, self._read, self._random)
+            store = SecretStore(path, self.read, self._random)
         except StoreError as error:
             later = self._next
             if error.code != "store-wrong-key" or later is None or not os.path.lexists(later):
@@ -74,7 +92,8 @@ class StoreKey:
         self._promote()
         return count
 
-    def _read(self, salt: bytes) -> bytes:
+    def read(self, salt: bytes) -> bytes:
+        """The 32 bytes as they are named now. Raises KeyRefused."""
         if self._file is not None:
             return self._read_file(self._file)
         if self._boot.passphrase_file is not None:
