@@ -18,6 +18,9 @@ MIN_SECRET_BYTES = 12
 MAX_SECRET_BYTES = 64 * 1024
 
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+_CONTROL_IN_FILES = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_FILES = (b"-----BEGIN ", b"{")
+"""Secrets that are whole files, a PEM or a JSON object, have lines. No kind puts one into a head as it is."""
 
 
 class SecretRefused(BrokerError):
@@ -30,7 +33,9 @@ class Secret:
     __slots__ = ("__door", "name", "owner", "scrub", "version")
 
     def __init__(self, value: bytes, *, name: str, version: str = "1", owner: str = "", scrub: bool = True) -> None:
-        """`value`: 12 bytes or more unless `scrub` is False, no control bytes (B098). Raises SecretRefused."""
+        """`value`: 12 bytes or more unless `scrub` is False, no control bytes (B098). Raises SecretRefused.
+
+        A PEM or JSON file may have line ends."""
         check_value(value, scrub=scrub)
         self.name = name
         self.version = version
@@ -80,7 +85,7 @@ def check_value(value: bytes, *, scrub: bool) -> None:
         raise SecretRefused("secret-empty", "the secret is empty", "give a value")
     if len(value) > MAX_SECRET_BYTES:
         raise SecretRefused("secret-long", f"the secret is longer than {MAX_SECRET_BYTES} bytes")
-    if _CONTROL.search(value):
+    if (_CONTROL_IN_FILES if value.startswith(_FILES) else _CONTROL).search(value):
         raise SecretRefused("secret-control", "the secret holds a control byte (a line end, perhaps)", "remove it")
     if scrub and len(value) < MIN_SECRET_BYTES:
         raise SecretRefused(
