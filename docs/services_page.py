@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rules.catalogue import Endpoint, ServiceDef, builtin_services, read_builtin
+from rules.catalogue import CredentialSlot, Endpoint, ServiceDef, builtin_services, read_builtin
 from rules.policy import Operation
 from rules.yaml12 import load
 
@@ -27,7 +27,7 @@ def services_page(note: str) -> str:
     )
     for name, service in services.items():
         slot = service.credential
-        variable = "" if slot is None else f"`{slot.placeholder.env}`"
+        variable = "" if slot is None else ", ".join(f"`{spec.env}`" for _, spec in slot.placeholders)
         count = len(service.operation_names)
         parts.append(f"| [`{name}`](#{_anchor(service)}) | {service.title} | {count} | {variable} |\n")
     for name, service in services.items():
@@ -35,15 +35,25 @@ def services_page(note: str) -> str:
     return "".join(parts)
 
 
+def _slots(slot: CredentialSlot) -> str:
+    """Where a credential's placeholders stand."""
+    match slot.kind:
+        case "sigv4":
+            return f"AWS signature (SigV4) for {', '.join(f'`{name}`' for name in slot.written['aws_services'])}"
+        case "path":
+            return f"path {', '.join(f'`{one.template}`' for one in slot.slots)}"
+        case _:
+            return f"{slot.kind} {', '.join(f'`{one.name}`' for one in slot.slots)}"
+
+
 def _service(service: ServiceDef, written: dict[str, Any]) -> Iterator[str]:
     places = [f"`{_place(endpoint)}`" for endpoint in service.endpoints.values()]
     yield f"\n## {service.title} (`{service.name}`)\n\n{', '.join(dict.fromkeys(places))}\n"
     if service.credential is not None:
         slot = service.credential
-        where = {"bearer": "`Authorization: Bearer`", "basic": "`Authorization: Basic`"}.get(
-            slot.kind, f"{slot.kind} `{slot.slot.name}`"
-        )
-        yield f"\nCredential: {where}, in the sandbox as `{slot.placeholder.env}` (`{slot.placeholder.shape}`).\n"
+        where = {"bearer": "`Authorization: Bearer`", "basic": "`Authorization: Basic`"}.get(slot.kind, _slots(slot))
+        held = ", ".join(f"`{spec.env}` (`{spec.shape}`)" for _, spec in slot.placeholders)
+        yield f"\nCredential: {where}, in the sandbox as {held}.\n"
     yield "\n| Operation | Effect | Arguments | |\n|---|---|---|---|\n"
     for name in service.operation_names:
         selected = service.select(name)

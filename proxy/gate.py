@@ -22,12 +22,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
-from hmac import compare_digest
 from itertools import takewhile
 from typing import Final, assert_never
 
@@ -41,7 +38,7 @@ from proxy.ports import Channel, Clock, Directory, DirectoryUnavailable, RandomB
 from proxy.recent import RecentRefusals, RefusalNote
 from proxy.records import Outcome, Seen
 from rules import decision as ruling
-from rules.decide import decide_request, decide_tunnel
+from rules.decide import decide_granted_tunnel, decide_request, decide_tunnel, decide_with_grant
 from rules.decision import Decision, Denied, Held, Permit, TunnelDecision, TunnelPermit
 from rules.facts import RequestFacts, Sandbox, TunnelFacts
 from rules.matching import match_path
@@ -49,8 +46,9 @@ from rules.names import OWN_NAME, RequestId
 from rules.narrowing import narrowed
 from rules.operations.jsonrpc import request_id_of
 from rules.paths import CanonicalPath
-from rules.placeholders import find, split_basic
+from rules.placeholders import find_in_head
 from rules.policy import CredentialDef, DestinationDef, PathPattern, Policy
+from rules.slots import fits, in_body, in_head
 from wire.heads import strip_never_forwarded
 
 JOURNAL_SECONDS: Final = 2.5
@@ -330,7 +328,7 @@ class Gate:
                 return _Judged(verdict=frozen, sandbox=sandbox, facts=facts, digest=digest)
             native = native_shape(snapshot.policy, sandbox, facts)
             facts = narrowed(snapshot.policy, sandbox, facts, now)
-            answer = await self._decision(snapshot.policy, sandbox, facts, now)
+            answer = await self._decision(snapshot, sandbox, facts, now)
             verdict = self._bounded(request_id, snapshot, registered, answer, facts)
             if isinstance(verdict, _No):
                 verdict = replace(verdict, digest=digest, native=native)
@@ -347,7 +345,11 @@ class Gate:
         verdict = _No(reason=reason, digest=digest, native=native)
         return _Judged(verdict=verdict, sandbox=sandbox, facts=facts, digest=digest, native=native)
 
-    async def _decision(self, policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: float) -> Decision:
+    async def _decision(self, snapshot: Snapshot, sandbox: Sandbox, facts: RequestFacts, now: float) -> Decision:
+        policy = snapshot.policy
+        grant = snapshot.grants.find((sandbox.tenant, sandbox.id), facts)
+        if grant is not None and not isinstance(facts.body, bytes):
+            return decide_with_grant(policy, sandbox, facts, grant, now)
         if isinstance(facts.body, bytes) and len(facts.body) > THREAD_BODY_BYTES:
             owner = (sandbox.tenant, sandbox.id)
             work = partial(self._decide, policy, sandbox, facts, now)
@@ -398,6 +400,9 @@ class Gate:
                 return _No(reason="internal-error", rule=rule)
             if not own_placeholder(definition, registered, facts):
                 return _No(reason="placeholder-misuse", rule=rule)
+        kept = permit.grant and permit.grant.credential
+        if kept and not own_placeholder(snapshot.policy.credentials[kept], registered, facts):
+            return _No(reason="placeholder-misuse", rule=rule)  # it is dropped, and not even so another's
         dropped = dropped_headers(facts, permit)
         size = sum(len(name) + len(value) + 4 for name, value in facts.headers if name not in dropped)
         if size > self._table.forwarded_header_bytes:
@@ -406,6 +411,8 @@ class Gate:
         bound = permit.restrictions.request_bytes
         if bound is not None and length > bound:
             return _No(reason="body-too-large", rule=rule)
+        if permit.grant is not None:
+            return permit  # nothing of the address is the sandbox's own; the vault counts the uses
         over = self._budgets.charge(snapshot.policy, permit, facts)
         if over is not None:
             return _No(reason=over, rule=rule)
@@ -430,7 +437,12 @@ class Gate:
         registered = current(passage.who, snapshot, self._clock.wall())
         if registered is None:
             return False
-        answer = self._decide(snapshot.policy, registered.sandbox, passage.facts, self._clock.wall())
+        now, used = self._clock.wall(), passage.permit.grant
+        if used is not None:  # one that is over by now was not when it was used; the broker has the last word
+            used = replace(used, expires_at=now + 1)
+            answer: Decision = decide_with_grant(snapshot.policy, registered.sandbox, passage.facts, used, now)
+        else:
+            answer = self._decide(snapshot.policy, registered.sandbox, passage.facts, now)
         return (
             isinstance(answer, Permit)
             and answer.destination == passage.permit.destination
@@ -480,7 +492,7 @@ class Gate:
         registered = current(admitted.who, snapshot, self._clock.wall())
         if registered is None:
             return False
-        answer = self._decide_connect(snapshot.policy, registered.sandbox, admitted.facts, self._clock.wall())
+        answer = self._tunnel_decision(snapshot, registered.sandbox, admitted.facts, self._clock.wall())
         return (
             isinstance(answer, TunnelPermit)
             and answer.inspected == admitted.permit.inspected
@@ -499,7 +511,7 @@ class Gate:
                 return _No(reason="sandbox-ended", digest=digest)
             if self._pace.frozen((registered.sandbox.tenant, registered.sandbox.id)):
                 return _No(reason="limit-reached", digest=digest)
-            answer = self._decide_connect(snapshot.policy, registered.sandbox, facts, now)
+            answer = self._tunnel_decision(snapshot, registered.sandbox, facts, now)
             match answer:
                 case Denied():
                     return _No(
@@ -518,6 +530,14 @@ class Gate:
             return _No(reason="policy-unavailable", digest=digest)
         except Exception:  # whatever went wrong while judging is a denial (I09)
             return _No(reason="internal-error", digest=digest)
+
+    def _tunnel_decision(self, snapshot: Snapshot, sandbox: Sandbox, facts: TunnelFacts, now: float) -> TunnelDecision:
+        answer = self._decide_connect(snapshot.policy, sandbox, facts, now)
+        if isinstance(answer, Denied) and answer.reason == "no-rule":
+            grant = snapshot.grants.at((sandbox.tenant, sandbox.id), facts.host, facts.port, now)
+            if grant is not None:
+                return decide_granted_tunnel(snapshot.policy, sandbox, facts, grant, now)
+        return answer
 
     # --- refusals ---
 
@@ -812,6 +832,7 @@ class Gate:
             "effect": permit.effect,
             "policy": passage.policy_digest,
             "credential": permit.credential,
+            "grant": permit.grant.id if permit.grant else None,
             "arguments": [f"{name}={records.mask(value)}" for name, value in permit.arguments] or None,
             "dropped_headers": sorted({n for n, _ in passage.facts.headers} & passage.dropped) or None,
             "channel": passage.who.channel.listener,
@@ -864,34 +885,15 @@ def declared_length(facts: RequestFacts) -> int:
 
 
 def own_placeholder(definition: CredentialDef, registered: Registered, facts: RequestFacts) -> bool:
-    """True unless the credential's slot holds a placeholder that is not this sandbox's for this very credential.
+    """True unless a slot of the credential holds a placeholder that is not this sandbox's for this very credential.
 
     Unknown, foreign and ended ones look alike from outside (I13). An empty slot is fine: nothing is claimed.
     """
-    expected = registered.placeholders.get(definition.name)
-    shape = definition.placeholder.shape
-    prefix, _, rest = shape.partition("{")
-    count, _, suffix = rest.partition("}")
-    pattern = re.compile(f"{re.escape(prefix)}[0-9A-Za-z]{{{int(count)}}}{re.escape(suffix)}")
-    for text in _slot_texts(definition, facts):
-        cores = find(text)
-        if not cores:
-            continue
-        whole = [match[0] for match in pattern.finditer(text)]
-        known = [w for w in whole if expected and compare_digest(sha256(w.encode("ascii")).digest(), expected)]
-        if not all(any(core in w for w in known) for core in cores):
-            return False
-    return True
-
-
-def _slot_texts(definition: CredentialDef, facts: RequestFacts) -> tuple[str, ...]:
-    slot = definition.slot
-    if slot.where == "query":
-        return tuple(value for name, value in facts.query.pairs if name == slot.name)
-    name = "cookie" if slot.where == "cookie" else slot.name.lower()
-    values = facts.header(name)
-    pairs = [pair for value in values if (pair := split_basic(value)) is not None]
-    return (*values, *(part for pair in pairs for part in pair))
+    found = find_in_head(facts)
+    spots = in_head(definition, facts, found) if found else ()
+    if spots is None:
+        return False
+    return fits(definition, (*spots, *(in_body(definition, facts) or ())), registered.placeholders)
 
 
 def spoken_shape(native: str, facts: RequestFacts) -> str:

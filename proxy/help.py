@@ -337,7 +337,8 @@ def _allow(rule: Rule, snapshot: Snapshot) -> dict[str, Any]:
     definition = snapshot.policy.credentials.get(rule.credential) if rule.credential is not None else None
     if definition is not None:
         # The variable's name; its value is already in the sandbox and never served.
-        shown["credential"] = {"placeholder_in": definition.placeholder.env, "slot": definition.slot.where}
+        variables = [spec.env for _, spec in definition.placeholders]
+        shown["credential"] = {"placeholder_in": ", ".join(variables) or "nothing", "slot": definition.slot.where}
     if rule.approval:
         shown["approval"] = rule.approval
     if rule.requests:

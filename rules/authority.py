@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
 
 from rules.authority_names import AUTH_HEADERS, AUTH_QUERY
 from rules.decision import Restrictions
 from rules.facts import RequestFacts
-from rules.placeholders import CORE_LENGTH, Found, find, split_basic
+from rules.placeholders import CORE_LENGTH, Found, find
 from rules.policy import CredentialDef, Operation
+from rules.sigv4 import signed_keys
+from rules.slots import Spot, header_slots, in_body, in_header, in_path, in_query, is_slot, query_slots
 
 
 def foreign_authority(
@@ -22,34 +23,54 @@ def foreign_authority(
     credential: CredentialDef | None,
     restrictions: Restrictions,
     found: Sequence[Found],
+    *,
+    signed: bool = False,
 ) -> str | None:
-    """Return the reason to refuse: a placeholder beside its slot, or authority that is not the slot's placeholder."""
+    """Return the reason to refuse: a placeholder beside its slot, or authority that is not the slot's placeholder.
+
+    `signed`: the query is part of an address that was granted as it stands, and its names are not asked about.
+    """
     if any(credential is None or not is_slot(credential, place) for place in found):
         return "placeholder-misuse"
     if isinstance(facts.body, bytes) and not restrictions.placeholders_inert and holds_placeholder(facts.body):
-        return "placeholder-misuse"
+        spots = None if credential is None else in_body(credential, facts)
+        if spots is None or holds_placeholder(_without(facts.body, spots)):
+            return "placeholder-misuse"
     if restrictions.client_auth:
         return None
-    slot_header, slot_query = _slot_names(credential)
+    if credential is not None and any(place.where == "path" for place in found) and in_path(credential, facts) is None:
+        return "placeholder-misuse"
     own_headers = {name for op in operations for name in op.auth_headers}
     own_query = {name for op in operations for name in op.auth_query}
+    slots = set() if credential is None else {name for name, _ in facts.headers if header_slots(credential, name)}
+    keys = {} if credential is None else query_slots(credential)
+    presigned = signed_keys(facts) if any(slot.where == "sigv4" for slot in keys.values()) else frozenset[str]()
     seen: set[str] = set()
     for name, value in facts.headers:
-        if name == "sec-websocket-protocol" and _carries_key(value):
-            return "client-authority"
-        if name == "proxy-authorization" or not (name in AUTH_HEADERS or name in own_headers or name == slot_header):
+        if name == "sec-websocket-protocol":
+            if not _carries_key(value) and not (name in slots and find(value)):
+                continue
+        elif name == "proxy-authorization" or not (name in AUTH_HEADERS or name in own_headers or name in slots):
             continue  # Proxy-Authorization is the sandbox's own token towards us; it is never forwarded
-        if name in seen or name != slot_header or credential is None or not _holds_placeholder(credential, value):
+        if name in seen or name not in slots or credential is None or in_header(credential, name, value) is None:
             return "client-authority"
         seen.add(name)
-    for name, value in facts.query.pairs:
-        if name == slot_query and credential is not None:
-            if name in seen or not _is_placeholder(credential, value):
+    for name, value in () if signed else facts.query.pairs:
+        if name in keys and credential is not None:
+            if name in seen or in_query(credential, name, value) is None:
                 return "client-authority"
+            seen.add(name)
+        elif name in presigned and name not in seen:
             seen.add(name)
         elif name.strip().lower() in AUTH_QUERY | own_query and not _listed(operations, name):
             return "client-authority"
     return None
+
+
+def _without(body: bytes, spots: Sequence[Spot]) -> bytes:
+    for spot in spots:
+        body = body.replace(spot.text.encode(), b"")
+    return body
 
 
 _KEY_SUBPROTOCOLS = ("openai-insecure-api-key.", "base64url.bearer.authorization.k8s.io.")
@@ -60,72 +81,9 @@ def _carries_key(offered: str) -> bool:
     return any(item.strip().lower().startswith(_KEY_SUBPROTOCOLS) for item in offered.split(","))
 
 
-def is_slot(credential: CredentialDef, place: Found) -> bool:
-    match credential.slot.where:
-        case "bearer" | "basic":
-            return place.where in ("header", "basic") and place.name == "authorization"
-        case "header":
-            return place.where in ("header", "basic") and place.name == credential.slot.name.lower()
-        case "query":
-            return place.where == "query" and place.name == credential.slot.name
-        case "cookie":
-            return place.where == "header" and place.name == "cookie"
-
-
-def _slot_names(credential: CredentialDef | None) -> tuple[str | None, str | None]:
-    if credential is None:
-        return None, None
-    match credential.slot.where:
-        case "bearer" | "basic":
-            return "authorization", None
-        case "header":
-            return credential.slot.name.lower(), None
-        case "query":
-            return None, credential.slot.name
-        case "cookie":
-            return "cookie", None
-
-
 def _listed(operations: Sequence[Operation], name: str) -> bool:
     """True if every operation lists the values of this query key: then policy chose the value, not the client."""
     return all(op.query is not None and bool(op.query.get(name)) for op in operations)
-
-
-def _holds_placeholder(credential: CredentialDef, value: str) -> bool:
-    """True if a slot header holds exactly one placeholder of the credential's shape, in a form that clients send."""
-    value = value.strip()
-    slot = credential.slot
-    if slot.where == "cookie":
-        name, equals, rest = value.partition("=")
-        return bool(equals) and name == slot.name and _is_placeholder(credential, rest)
-    if slot.where == "header":
-        before, _, after = slot.template.partition("{value}")
-        rendered = value.startswith(before) and value.endswith(after)
-        inner = value[len(before) : len(value) - len(after)] if rendered else value
-        if _is_placeholder(credential, inner) or _is_placeholder(credential, value):
-            return True
-        if slot.name.lower() != "authorization":
-            return False
-    scheme, _, rest = value.partition(" ")
-    if scheme.lower() == "basic":
-        pair = split_basic(value)
-        if pair is None:
-            return False
-        user, password = pair
-        in_user = _is_placeholder(credential, user) and password == ""
-        return in_user or (_is_placeholder(credential, password) and not find(user))
-    return _is_placeholder(credential, rest if rest else value)
-
-
-def _is_placeholder(credential: CredentialDef, value: str) -> bool:
-    return _shape(credential.placeholder.shape).match(value) is not None and len(find(value)) == 1
-
-
-@cache
-def _shape(shape: str) -> re.Pattern[str]:
-    prefix, _, rest = shape.partition("{")
-    count, _, suffix = rest.partition("}")
-    return re.compile(rf"{re.escape(prefix)}[0-9A-Za-z]{{{int(count)}}}{re.escape(suffix)}\Z")
 
 
 _ESCAPED = re.compile(r"\\u00([2-7][0-9a-fA-F])|%([2-7][0-9a-fA-F])")

@@ -6,7 +6,8 @@
    Nor may a deny rule name operations there: nobody would see them.
 4. Two rules that can permit the same request name the same credential and the same result (RULINGS 3.1).
 5. The placeholders of one role use different variables.
-6. Only a warning: an allow rule whose every place a deny rule covers whole, because deny wins whatever stands nearer.
+6. A storage host of many owners is not permitted unless the rule says whose place is meant (rules/storage.py).
+7. Only a warning: an allow rule whose every place a deny rule covers whole, because deny wins whatever stands nearer.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rules.names import Destination, Host
 from rules.policy import CredentialDef, HostPattern, Operation, Rule
 from rules.policy_file import WrittenRole, WrittenRule
 from rules.reader import Problems
+from rules.storage import says_whose, shared_storage
 
 
 def check_credentials(
@@ -127,6 +129,26 @@ def check_places(role: WrittenRole, problems: Problems) -> None:
                     other.node.fail(f"{one.rule.id} and {other.rule.id} share a host and differ in protocol:")
 
 
+def check_storage(role: WrittenRole, problems: Problems) -> None:
+    """Check 6, of rules that name their hosts themselves; services bind the owner as an argument."""
+    for entry in role.rules:
+        rule = entry.rule
+        if rule.action != "allow":
+            continue
+        own = [op for op in rule.operations if op.name == rule.id]
+        open_hosts = [pattern for op in own if not says_whose(op) for pattern in op.hosts]
+        open_hosts += [pattern for op in own for pattern in op.hosts if pattern.kind != "exact"]
+        open_hosts += rule.hosts if rule.tunnel else ()
+        shared = next((pattern for pattern in open_hosts if shared_storage(pattern)), None)
+        if shared is not None:
+            with problems.collecting():
+                entry.node.fail(
+                    f"{rule.id}: at {shared.text} anybody can keep things, and read what is sent there; name the bucket as "
+                    "the first segment of each path, use a service that binds it, or let a download lead there "
+                    "(redirects: in a service file)"
+                )
+
+
 def check_ambiguity(role: WrittenRole, problems: Problems) -> None:
     """Check 4, where it can be proven; what cannot is `ambiguous-rules` at run time."""
     allowing = [entry for entry in role.rules if entry.rule.action == "allow" and entry.rule.operations]
@@ -158,13 +180,13 @@ def check_placeholders(role: WrittenRole, credentials: Mapping[str, CredentialDe
         credential = credentials.get(name) if name is not None else None
         if credential is None:
             continue
-        env = credential.placeholder.env
-        if seen.setdefault(env, credential.name) != credential.name:
-            with problems.collecting():
-                entry.node.fail(
-                    f"{entry.rule.id}: credentials {seen[env]} and {credential.name} "
-                    f"both put their placeholder in {env}"
-                )
+        for _, spec in credential.placeholders:
+            if seen.setdefault(spec.env, credential.name) != credential.name:
+                with problems.collecting():
+                    entry.node.fail(
+                        f"{entry.rule.id}: credentials {seen[spec.env]} and {credential.name} "
+                        f"both put their placeholder in {spec.env}"
+                    )
 
 
 # --- overlaps ---

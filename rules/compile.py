@@ -35,6 +35,7 @@ from rules.policy import (
     Rule,
     Slot,
     Sni,
+    Where,
 )
 
 
@@ -234,15 +235,18 @@ def _operation(name: str, value: Any) -> Operation:
     )
 
 
-def _redirect(value: Any) -> RedirectSpec:
-    whole = _fields(value, "redirect", "to path query_keys")
+def _redirect(value: Any, *, first: bool = True) -> RedirectSpec:
+    whole = _fields(value, "redirect", "to path query_keys then")
     to = tuple(compile_host(_text(text, "to")) for text in _items(whole["to"], "to"))
     if not to or any(pattern.kind == "template" or Host.of(pattern.suffix).is_literal for pattern in to):
         raise DocumentFault("a redirect leads nowhere, or to an address")
+    if whole["then"] and not first:
+        raise DocumentFault("a redirect leads on twice")
     return RedirectSpec(
         to=to,
         path=None if whole["path"] is None else _path(whole["path"]),
         query_keys=_texts(whole["query_keys"], "query_keys"),
+        then=tuple(_redirect(item, first=False) for item in _items(whole["then"], "then")),
     )
 
 
@@ -274,17 +278,21 @@ def _body(value: Any) -> BodySpec:
 
 
 def _credential(name: str, value: Any) -> CredentialDef:
-    whole = _fields(value, "credential", "kind slot authorities owner placeholder scrub username params")
-    slot = _fields(whole["slot"], "slot", "where name template")
-    placeholder = _fields(whole["placeholder"], "placeholder", "env shape")
-    check_shape(_text(placeholder["shape"], "shape"))
+    whole = _fields(value, "credential", "kind slots authorities owner placeholders scrub username params")
+    kind = _one_of(whole["kind"], tuple(KINDS), "kind")
+    slots = [_slot(item) for item in _items(whole["slots"], "slots")]
+    placeholders = [_placeholder(item) for item in _items(whole["placeholders"], "placeholders")]
+    if not slots or len({part for part, _ in placeholders}) != len(placeholders):
+        raise DocumentFault("a credential without a slot, or with two placeholders for one part")
+    lead = next((spec for part, spec in placeholders if part == slots[0].part), PlaceholderSpec(env="", shape=""))
+    if KINDS[kind].needs_placeholder and not lead.shape:
+        raise DocumentFault("a credential without a placeholder")
     authorities = tuple(
         (_host(_text(host, "host")), _natural(port, "port"))
         for host, port in _items(whole["authorities"], "authorities")
     )
     if not authorities:
         raise DocumentFault("a credential is bound to no host")
-    kind = _one_of(whole["kind"], tuple(KINDS), "kind")
     if not isinstance(whole["params"], dict):
         raise DocumentFault("params is not an object")
     if (wrong := wrong_params(kind, whole["params"])) is not None:
@@ -292,19 +300,33 @@ def _credential(name: str, value: Any) -> CredentialDef:
     return CredentialDef(
         name=CredentialRef(_text(name, "credential")),
         kind=kind,
-        slot=Slot(
-            where=cast("Any", _one_of(slot["where"], ("bearer", "basic", "header", "query", "cookie"), "where")),
-            name=_text(slot["name"], "name"),
-            template=_text(slot["template"], "template"),
-        ),
+        slot=slots[0],
         hosts=tuple(dict.fromkeys(host for host, _ in authorities)),
         owner=_text(whole["owner"], "owner"),
-        placeholder=PlaceholderSpec(env=_text(placeholder["env"], "env"), shape=placeholder["shape"]),
+        placeholder=lead,
         scrub=_flag(whole["scrub"], "scrub"),
         username=_optional_text(whole["username"], "username"),
         authorities=tuple((host.text, port) for host, port in authorities),
         params=whole["params"],
+        more_slots=tuple(slots[1:]),
+        more_placeholders=tuple(pair for pair in placeholders if pair[0] != slots[0].part),
     )
+
+
+def _slot(value: Any) -> Slot:
+    slot = _fields(value, "slot", "where name template part")
+    return Slot(
+        where=cast("Where", _one_of(slot["where"], get_args(Where), "where")),
+        name=_text(slot["name"], "name"),
+        template=_text(slot["template"], "template"),
+        part=_text(slot["part"], "part"),
+    )
+
+
+def _placeholder(value: Any) -> tuple[str, PlaceholderSpec]:
+    found = _fields(value, "placeholder", "part env shape")
+    check_shape(_text(found["shape"], "shape"))
+    return _text(found["part"], "part"), PlaceholderSpec(env=_text(found["env"], "env"), shape=found["shape"])
 
 
 def _destination(name: str, value: Any) -> DestinationDef:

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from rules import grammar
-from rules.catalogue import ServiceDef
+from rules.catalogue import CredentialSlot, ServiceDef
 from rules.credential_kinds import KINDS, MAX_PARTS, PART, VALUE
+from rules.credential_slots import OPEN_KEYS, BadForm, Form, read_form
+from rules.exchanges import clear_text, is_exchange, read_exchange, written_back, wrong_parts
 from rules.names import CredentialRef, Host
 from rules.placeholders import InvalidShape, check_shape
-from rules.policy import CredentialDef, PlaceholderSpec, Slot
+from rules.policy import CredentialDef, DestinationDef, PlaceholderSpec
 from rules.reader import Node, shown
 from rules.secret_references import FROM, read_reference
 
@@ -45,89 +47,96 @@ class WrittenCredential:
     name: CredentialRef
     node: Node
     kind: str
-    slot: Slot
+    form: Form
     hosts: tuple[tuple[Host, int | None], ...]
     from_catalogue: bool
     """The hosts are the catalogue's: they are narrowed to what rules cover, where written ones must be covered."""
     owner: str
-    placeholder: PlaceholderSpec
+    placeholders: tuple[tuple[str, PlaceholderSpec], ...]
+    """(part, placeholder)."""
     secret: SecretBinding
     username: str | None
-    params: Mapping[str, Any] = field(default_factory=dict)
 
     def definition(self, default_ports: Mapping[str, int]) -> CredentialDef:
         """The credential with its ports settled: as written, else the destination's, else 443."""
+        lead = self.form.slots[0]
         authorities = tuple((host.text, port or default_ports.get(host.text, 443)) for host, port in self.hosts)
         return CredentialDef(
             name=self.name,
             kind=self.kind,
-            slot=self.slot,
+            slot=lead,
             hosts=tuple(dict.fromkeys(host for host, _ in self.hosts)),
             owner=self.owner,
-            placeholder=self.placeholder,
+            placeholder=dict(self.placeholders).get(lead.part, PlaceholderSpec(env="", shape="")),
             scrub=self.secret.scrub,
             username=self.username,
             authorities=authorities,
-            params=self.params,
+            params=self.form.params,
+            more_slots=self.form.slots[1:],
+            more_placeholders=tuple(pair for pair in self.placeholders if pair[0] != lead.part),
         )
 
 
 def read_credentials(
-    top: Node, services: Mapping[str, ServiceDef], sources: Mapping[str, str] = MappingProxyType({})
+    top: Node,
+    services: Mapping[str, ServiceDef],
+    sources: Mapping[str, str] = MappingProxyType({}),
+    destinations: Mapping[str, DestinationDef] = MappingProxyType({}),
 ) -> dict[str, WrittenCredential]:
     """Return the entries under `credentials:`. `services` is the built-in catalogue. Problems are noted.
 
-    `sources`: name -> kind of what stands under `sources:`.
+    `sources`: name -> kind of what stands under `sources:`. `destinations`: those of the same file.
     """
     found: dict[str, WrittenCredential] = {}
     for text, node in top.entries():
         with node.problems.collecting():
-            found[text] = _credential(grammar.checked_name(node, text), node, services, sources)
+            found[text] = entry = _credential(grammar.checked_name(node, text), node, services, sources)
+            if (wrong := clear_text(entry.kind, entry.form.params, destinations)) is not None:
+                node.fail(wrong)
     return found
 
 
-_OPTIONAL = "kind header query service hosts placeholder scrub username template"
+_GENERAL = "kind service hosts placeholder scrub username"
+_OF_KINDS = sorted({key for row in KINDS.values() for key in row.keys} - {"username"})
 
 
 def _credential(
     name: str, node: Node, services: Mapping[str, ServiceDef], sources: Mapping[str, str]
 ) -> WrittenCredential:
-    fields = node.fields("secret owner", _OPTIONAL)
+    fields = node.fields("secret owner", f"{_GENERAL} {' '.join(_OF_KINDS)}")
     owner = fields["owner"].text()
-    kind: str
-    service_username: str | None
+    own = {key: fields[key].value for key in _OF_KINDS if key in fields}
+    offered: CredentialSlot | None = None
     if "service" in fields:
         if "kind" in fields:
             fields["kind"].fail("service: already says the kind", on_key=True)
-        service = services[fields["service"].word(services)]
-        if service.credential is None:
+        offered = services[fields["service"].word(services)].credential
+        if offered is None:
             fields["service"].fail("this service has no place for a credential")
-        offered = service.credential
-        kind, slot, service_username = offered.kind, offered.slot, offered.username
-        placeholder, params = offered.placeholder, offered.params
-        hosts: tuple[tuple[Host, int | None], ...] = tuple(
-            zip(offered.hosts, (port for _, port in offered.authorities), strict=True)
-        )
-        for key in ("header", "query", "template"):
-            if key in fields:
+        for key in own:
+            if key in offered.written or key not in OPEN_KEYS.get(offered.kind, {}):
                 fields[key].fail("service: already says the slot", on_key=True)
+        kind, own = offered.kind, {**offered.written, **own}
     else:
         if "kind" not in fields:
             node.fail("missing key kind (or service)")
         kind = fields["kind"].word(KINDS)
-        slot = _slot(kind, fields)
-        if "hosts" not in fields:
-            node.fail("missing key hosts: a secret goes only to named hosts")
-        if "placeholder" not in fields:
-            node.fail('missing key placeholder: {env: NAME, shape: "prefix{24}"}')
-        hosts, placeholder, service_username, params = (), PlaceholderSpec(env="", shape=""), None, {}
+    form = _form(kind, own, fields, node)
+    hosts: tuple[tuple[Host, int | None], ...] = ()
     if "hosts" in fields:
         hosts = _hosts(fields["hosts"])
-    elif not hosts:
-        node.fail("missing key hosts: this service has a host for each customer; list the ones that are yours")
+    elif offered is None:
+        node.fail("missing key hosts: a secret goes only to named hosts")
+    else:
+        hosts = tuple(zip(offered.hosts, (port for _, port in offered.authorities), strict=True))
+        if not hosts:
+            node.fail("missing key hosts: this service has a host for each customer; list the ones that are yours")
+    placeholders = () if offered is None else offered.placeholders
     if "placeholder" in fields:
-        placeholder = _placeholder(fields["placeholder"])
-    username = service_username
+        placeholders = _placeholders(kind, form, fields["placeholder"])
+    elif offered is None and KINDS[kind].needs_placeholder:
+        node.fail('missing key placeholder: {env: NAME, shape: "prefix{24}"}')
+    username = None if offered is None else offered.username
     if "username" in fields:
         if kind != "basic":
             fields["username"].fail("only kind: basic has a user name", on_key=True)
@@ -138,72 +147,23 @@ def _credential(
         name=CredentialRef(name),
         node=node,
         kind=kind,
-        slot=slot,
+        form=form,
         hosts=hosts,
         from_catalogue="hosts" not in fields,
         owner=owner,
-        placeholder=placeholder,
-        secret=_secret(kind, fields["secret"], fields.get("scrub"), sources),
+        placeholders=placeholders,
+        secret=_secret(kind, form, fields["secret"], fields.get("scrub"), sources),
         username=username,
-        params=params,
     )
 
 
-# Setting one of these would let a credential rewrite the request instead of authenticating it.
-_NOT_SLOTS = frozenset(
-    {
-        "connection",
-        "content-length",
-        "content-type",
-        "content-encoding",
-        "expect",
-        "forwarded",
-        "host",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "via",
-        "x-original-url",
-        "x-rewrite-url",
-        "x-host",
-        "x-real-ip",
-    }
-)
-_NOT_SLOT_PREFIXES = ("proxy-", "exeat-", "x-forwarded-", "x-http-method", "x-method-", "sec-")
-_QUERY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-
-
-def _slot(kind: str, fields: dict[str, Node]) -> Slot:
-    for key in ("header", "query", "template"):
-        if key in fields and key != kind and not (key == "template" and kind == "header"):
-            fields[key].fail(f"{key}: does not go with kind: {kind}", on_key=True)
-    match kind:
-        case "bearer":
-            return Slot(where="bearer")
-        case "basic":
-            return Slot(where="basic")
-        case "query":
-            name = _needed(fields, "query", kind).text()
-            if not _QUERY_NAME.match(name):
-                fields["query"].fail("a query key is letters, digits, dot, underscore and hyphen")
-            return Slot(where="query", name=name)
-        case _:
-            node = _needed(fields, "header", kind)
-            name = grammar.header(node)
-            if name in _NOT_SLOTS or name.startswith(_NOT_SLOT_PREFIXES):
-                node.fail(f"{name} cannot hold a credential")
-            template = fields["template"].text() if "template" in fields else "{value}"
-            if template.count("{value}") != 1 or not template.isascii():
-                fields["template"].fail("a template is text with {value} once")
-            return Slot(where="header", name=name, template=template)
-
-
-def _needed(fields: dict[str, Node], key: str, kind: str) -> Node:
-    if key not in fields:
-        next(iter(fields.values())).fail(f"kind: {kind} needs {key}:", on_key=True)
-    return fields[key]
+def _form(kind: str, own: Mapping[str, Any], fields: Mapping[str, Node], node: Node) -> Form:
+    try:
+        return read_exchange(kind, own) if is_exchange(kind) else read_form(kind, own)
+    except BadForm as error:
+        if error.key not in fields:
+            node.fail(f"kind: {kind}: {error}")
+        fields[error.key].fail(str(error), on_key=error.key not in KINDS[kind].keys)
 
 
 def _hosts(node: Node) -> tuple[tuple[Host, int | None], ...]:
@@ -224,6 +184,25 @@ _NOT_PLACEHOLDER = re.compile(
 )
 
 
+def _placeholders(kind: str, form: Form, node: Node) -> tuple[tuple[str, PlaceholderSpec], ...]:
+    """One, which stands for the part of the first slot, or a mapping of parts."""
+    lead = form.slots[0].part
+    if isinstance(node.value, dict) and not {"env", "shape"} & node.value.keys():
+        row = KINDS[kind]
+        known = {slot.part for slot in form.slots} | set(() if row.open else row.parts)
+        found = []
+        for part, entry in node.entries():
+            if part not in known:
+                entry.fail(f"{shown(part)} is no part of this credential; its parts: {', '.join(sorted(known))}")
+            found.append((part, _placeholder(entry)))
+        if row.needs_placeholder and lead not in {part for part, _ in found}:
+            node.fail(f"the part {lead} needs a placeholder: it is what clients send")
+        if len({spec.env for _, spec in found}) != len(found):
+            node.fail("two placeholders would stand in one variable")
+        return tuple(found)
+    return ((lead, _placeholder(node)),)
+
+
 def _placeholder(node: Node) -> PlaceholderSpec:
     fields = node.fields("env shape")
     env = fields["env"].text()
@@ -239,13 +218,18 @@ def _placeholder(node: Node) -> PlaceholderSpec:
     return PlaceholderSpec(env=env, shape=shape)
 
 
-def _secret(kind: str, node: Node, scrub: Node | None, sources: Mapping[str, str]) -> SecretBinding:
+def _secret(kind: str, form: Form, node: Node, scrub: Node | None, sources: Mapping[str, str]) -> SecretBinding:
     """One reference, which is the part `value`, or a mapping of parts; which of them a kind has, its row says."""
     several = isinstance(node.value, dict) and FROM not in node.value
     parts = dict(node.entries()) if several else {VALUE: node}
     if len(parts) > MAX_PARTS or any(not PART.match(part) for part in parts):
         node.fail(f"a secret has at most {MAX_PARTS} parts, each named in lower-case letters, digits and underscore")
-    if (wrong := KINDS[kind].wrong_parts(parts)) is not None:
+    named = tuple(dict.fromkeys(slot.part for slot in form.slots))
+    wrong = KINDS[kind].wrong_parts(parts, named) or wrong_parts(kind, form.params, frozenset(parts))
+    if wrong is not None:
         node.fail(wrong)
     references = {part: read_reference(found, sources) for part, found in sorted(parts.items())}
+    back = written_back(kind, form.params)
+    if back is not None and not references[back].startswith("store:"):
+        parts[back].fail(f"the {back} is replaced when it is used, so it lies in the store: store:NAME")
     return SecretBinding(references=references, scrub=True if scrub is None else scrub.flag())

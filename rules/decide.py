@@ -24,7 +24,7 @@ from itertools import chain
 
 from rules.answers import answer_spec
 from rules.arguments import Value, pairs
-from rules.authority import foreign_authority, is_slot
+from rules.authority import foreign_authority
 from rules.decision import (
     Decision,
     Denied,
@@ -38,10 +38,13 @@ from rules.decision import (
 )
 from rules.denials import covers, deny_matches, on_host, reaches
 from rules.facts import RequestFacts, Sandbox, TunnelFacts
+from rules.grants import Grant
 from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, match_operation, misfit
 from rules.names import OWN_NAME, CredentialRef, Destination, Host
 from rules.placeholders import Found, find_in_head
 from rules.policy import CredentialDef, Effect, HostRules, Operation, Policy, Role, Rule
+from rules.sigv4 import unsignable
+from rules.slots import is_slot
 
 BASE_REQUEST_HEADERS = frozenset(
     {
@@ -73,9 +76,29 @@ WEBSOCKET_HEADERS = frozenset(
 )
 """Pass besides where the permit is for a WebSocket (RFC 6455 section 4.1)."""
 
+GRANTED_HEADERS = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "accept-language",
+        "cache-control",
+        "host",
+        "if-match",
+        "if-modified-since",
+        "if-none-match",
+        "if-range",
+        "if-unmodified-since",
+        "pragma",
+        "range",
+        "user-agent",
+    }
+)
+"""What passes to an address that a redirect opened (RULINGS 7.4): a fixed list, whatever rules and services say."""
+
 READ_UPLOAD = 1 << 20
 """Bytes that a read may send where neither rule nor operation says otherwise (RULINGS 4.7)."""
 
+_FETCHES = ("GET", "HEAD")
 _ARGUMENT = NEARNESS.index("argument")
 _PATH = NEARNESS.index("path")
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}\Z")
@@ -218,6 +241,12 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     refusal = foreign_authority([candidate.op for candidate in candidates], facts, credential, restrictions, found)
     if refusal is not None:
         return Denied(reason=refusal, message=role.message)
+    if (
+        credential is not None
+        and any(slot.where == "sigv4" for slot in credential.slots)
+        and (why := unsignable(credential, facts, now)) is not None
+    ):
+        return Denied(reason="request-not-signable", remedy=why, message=role.message)
     too_large = _declared_too_large(facts, restrictions)
     if too_large:
         return Denied(reason="body-too-large", message=role.message)
@@ -238,7 +267,94 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
         credential=None if credential is None else credential.name,
         restrictions=restrictions,
         arguments=arguments,
-        needs_state=bool(restrictions.requests) or restrictions.result is not None or restrictions.answer is not None,
+        needs_state=bool(restrictions.requests)
+        or restrictions.result is not None
+        or restrictions.answer is not None
+        or (restrictions.redirects_declared and facts.method in _FETCHES),
+    )
+
+
+def decide_with_grant(policy: Policy, sandbox: Sandbox, facts: RequestFacts, grant: Grant, now: float) -> Decision:
+    """`decide_request` for an address that a redirect opened. Never raises.
+
+    The grant comes first, so that a signed address gets no credential where a rule with one matches. A request that is
+    not what it allows is what the rules say; where they say no, the reason is the grant's, unless a rule denies.
+    """
+    granted = decide_granted(policy, sandbox, facts, grant, now)
+    if not isinstance(granted, Denied):
+        return granted
+    ruled = decide_request(policy, sandbox, facts, now)
+    if isinstance(ruled, Denied) and ruled.reason != "denied-by-rule":
+        return granted
+    return ruled
+
+
+def decide_granted(policy: Policy, sandbox: Sandbox, facts: RequestFacts, grant: Grant, now: float) -> Denied | Permit:
+    """The verdict on a use of `grant`, which is for the address of `facts` and for this sandbox. Never raises."""
+    refused = _before_policy(policy, sandbox, facts.destination.host, now)
+    if isinstance(refused, Denied):
+        return refused
+    role = refused
+    always = _refused_always(facts)
+    if always is not None:
+        return always
+    for rule in _denying(role.places(facts.destination.host)):
+        if deny_matches(rule, facts, sandbox):
+            return _denied_by(rule)
+    made_by = next((rule for rule in role.rules if rule.id == grant.rule and rule.action == "allow"), None)
+    if made_by is None or not grant.expires_at > now or facts.destination.host.text != grant.host:
+        return Denied(reason="redirect-ended", message=role.message)
+    if facts.method not in _FETCHES or facts.has_body or facts.body or facts.upgrade is not None:
+        return Denied(reason="redirect-misused", message=role.message)
+    # The placeholder that the client keeps from the host which led here stands in its own slot, and goes no further.
+    kept = None if grant.credential is None else policy.credentials.get(grant.credential)
+    found = find_in_head(facts)
+    if any(place.where in ("path", "query") for place in found):
+        return Denied(reason="placeholder-misuse", message=role.message)
+    restrictions = Restrictions(
+        request_headers=GRANTED_HEADERS,
+        response_bytes=grant.response_bytes,
+        download=True,
+        protocol=grant.protocol,
+    )
+    refusal = foreign_authority((), facts, kept, restrictions, found, signed=True)
+    if refusal is not None:
+        return Denied(reason=refusal, message=role.message)
+    return Permit(
+        sandbox=sandbox,
+        rule=grant.rule,
+        rules=(grant.rule,),
+        operation=grant.operation,
+        effect="read",
+        destination=facts.destination,
+        credential=None,
+        restrictions=restrictions,
+        needs_state=True,
+        grant=grant,
+    )
+
+
+def decide_granted_tunnel(
+    policy: Policy, sandbox: Sandbox, facts: TunnelFacts, grant: Grant, now: float
+) -> TunnelDecision:
+    """Whether a tunnel may exist to the host of a live grant, where the rules open none. Never raises."""
+    refused = _before_policy(policy, sandbox, facts.host, now)
+    if isinstance(refused, Denied):
+        return refused
+    for rule in _denying(refused.places(facts.host)):
+        if not rule.operations and covers(rule, facts.host, facts.port):
+            return _denied_by(rule)
+    if facts.host.text != grant.host or facts.port != 443 or not grant.expires_at > now:
+        return Denied(reason="no-rule", message=refused.message)
+    return TunnelPermit(
+        sandbox=sandbox,
+        rule=None,
+        destination_host=facts.host.text,
+        port=facts.port,
+        inspected=True,
+        clear_text=False,
+        protocol=grant.protocol,
+        server_name=_names_itself(policy, facts.host),
     )
 
 
@@ -432,7 +548,7 @@ def _merge(
             client_auth=credential is None and all(rule.client_auth for rule in rules),
             placeholders_inert=all(op.placeholders_inert for op in ops),
             websocket=facts.upgrade is not None,
-            redirects_declared=all(op.redirects_declared for op in ops),
+            redirects=tuple(op.redirects for op in ops) if all(op.redirects for op in ops) else (),
             download=all(op.download for op in ops),
             protocol=protocols.pop(),
         ),

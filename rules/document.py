@@ -85,6 +85,7 @@ def encode_redirect(spec: RedirectSpec) -> Json:
         "to": [encode_host(pattern) for pattern in spec.to],
         "path": None if spec.path is None else encode_path(spec.path),
         "query_keys": list(spec.query_keys),
+        "then": [encode_redirect(after) for after in spec.then],
     }
 
 
@@ -119,14 +120,15 @@ def encode_credential(credential: CredentialDef) -> Json:
     authorities = credential.authorities or tuple((host.text, 443) for host in credential.hosts)
     return {
         "kind": credential.kind,
-        "slot": {
-            "where": credential.slot.where,
-            "name": credential.slot.name,
-            "template": credential.slot.template,
-        },
+        "slots": [
+            {"where": slot.where, "name": slot.name, "template": slot.template, "part": slot.part}
+            for slot in credential.slots
+        ],
         "authorities": [[host, port] for host, port in authorities],
         "owner": credential.owner,
-        "placeholder": {"env": credential.placeholder.env, "shape": credential.placeholder.shape},
+        "placeholders": [
+            {"part": part, "env": spec.env, "shape": spec.shape} for part, spec in credential.placeholders
+        ],
         "scrub": credential.scrub,
         "username": credential.username,
         "params": _plain(credential.params),

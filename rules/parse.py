@@ -28,7 +28,14 @@ from rules.catalogue import (
     parse_service,
     resolve_service,
 )
-from rules.checks import check_ambiguity, check_credentials, check_placeholders, check_places, warn_of_dead_rules
+from rules.checks import (
+    check_ambiguity,
+    check_credentials,
+    check_placeholders,
+    check_places,
+    check_storage,
+    warn_of_dead_rules,
+)
 from rules.compile import DocumentFault, compile_policy
 from rules.credentials_file import SecretBinding, WrittenCredential, read_credentials
 from rules.destinations import read_destinations
@@ -41,6 +48,7 @@ from rules.policytests import PolicyTest, json_body
 from rules.reader import Node, Problems, Rejected, shown
 from rules.reasons import REASONS
 from rules.secret_sources import SourceDef, kinds_of, read_sources
+from rules.sigv4 import QUERY_KEYS
 from rules.yaml12 import Problem, YamlError
 
 ATTRIBUTE = grammar.ATTRIBUTE
@@ -104,6 +112,7 @@ def parse_sources(sources: Sources) -> Parsed:
     for role in roles.values():
         check_places(role, problems)
         check_ambiguity(role, problems)
+        check_storage(role, problems)
         warn_of_dead_rules(role)
     credentials = check_credentials(written, credentials, roles.values(), problems)
     for role in roles.values():
@@ -251,7 +260,7 @@ def _operator(
             if "sources" in fields:
                 found = read_sources(fields["sources"], settled)
             if "credentials" in fields:
-                written = read_credentials(fields["credentials"], builtin_services(), kinds_of(found))
+                written = read_credentials(fields["credentials"], builtin_services(), kinds_of(found), settled)
     return written, settled, found
 
 
@@ -350,10 +359,13 @@ def _with_query_slot(entry: WrittenRule, written: Mapping[str, WrittenCredential
     """A hand-written operation takes the query key of its credential; what it may hold, decide.py checks."""
     rule = entry.rule
     credential = written.get(rule.credential) if rule.credential is not None else None
-    if credential is None or credential.slot.where != "query" or "service" in entry.node.value:
+    if credential is None or "service" in entry.node.value:
         return entry
-    key = credential.slot.name
-    ops = tuple(op if op.query is None else replace(op, query={**op.query, key: None}) for op in rule.operations)
+    keys = {slot.name for slot in credential.form.slots if slot.where == "query"}
+    if any(slot.where == "sigv4" for slot in credential.form.slots):
+        keys |= set(QUERY_KEYS)
+    own = dict.fromkeys(keys)
+    ops = tuple(op if op.query is None or not own else replace(op, query={**op.query, **own}) for op in rule.operations)
     return WrittenRule(rule=replace(rule, operations=ops), node=entry.node)
 
 

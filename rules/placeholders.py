@@ -6,6 +6,9 @@ core is what is looked for, so that a placeholder is found whatever surrounds it
 (and prose about us) from raising alarms. Only letters and digits: a core looks the same in a URL, in JSON, in
 a header and in a Basic user name, so text that spells one otherwise (`%58eat...`) is decoded before looking.
 
+Providers whose names for keys are short and in capitals (AWS: `AKIA` and 16 of A-Z2-7) get `prefix{N:caps}`, N from
+16: the mark `XEAT`, 8 random and 4 checksum characters of that alphabet. A shape may also be a name of NAMED.
+
 This module tells *that* something is a placeholder. Whose it is, is asked by hash at the gate and the vault.
 """
 
@@ -16,13 +19,17 @@ import binascii
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from rules.facts import RequestFacts
 
 MARK = "Xeat"
 CORE_LENGTH = 24
-"""Mark 4, random 16 (95 bits), checksum 4."""
+"""Mark 4, random 16 (95 bits), checksum 4. The longest core: what a search in pieces must overlap."""
+CAPS_MARK = "XEAT"
+CAPS_LENGTH = 16
+"""Mark 4, random 8 (40 bits: a name, not an authority), checksum 4 (20 bits)."""
 MAX_LENGTH = 512
 """Characters of a whole placeholder; longer ones would not fit some clients' own checks."""
 MIN_RANDOM_BYTES = 32
@@ -30,9 +37,16 @@ MAX_BASIC = 8192
 """A Basic value longer than this is not decoded: its cores, if any, are then unseen, so callers refuse it."""
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_SHAPE = re.compile(r"([A-Za-z0-9._~-]*)\{([0-9]{1,3})\}([A-Za-z0-9._~-]*)\Z")
+_CAPS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+_SHAPE = re.compile(r"([A-Za-z0-9._~:-]*)\{([0-9]{1,3})(:caps)?\}([A-Za-z0-9._~-]*)\Z")
 # A lookahead, so that a core that begins inside a false one is still seen.
 _CORE = re.compile(r"(?=(Xeat[0-9A-Za-z]{20}))")
+_CAPS_CORE = re.compile(r"(?=(XEAT[A-Z2-7]{12}))")
+
+_JWT_HEAD = "eyJhbGciOiJub25lIiwidHlwIjoiSldUIn0"  # {"alg":"none","typ":"JWT"}
+_JWT_BODY = "eyJpc3MiOiJleGVhdC5pbnRlcm5hbCIsInN1YiI6InBsYWNlaG9sZGVyIiwiaWF0IjoxNzAwMDAwMDAwLCJleHAiOjQxMDI0NDQ4MDB9"
+NAMED: dict[str, str] = {"jwt": f"{_JWT_HEAD}.{_JWT_BODY}.{{43}}"}
+"""Shapes by name. `jwt` parses as a token that expires in the year 2100, and its core is where a signature stands."""
 
 
 class InvalidShape(ValueError):
@@ -53,23 +67,36 @@ def make(shape: str, random: bytes) -> str:
 
     The same arguments give the same placeholder. Raises InvalidShape, and ValueError for too little randomness.
     """
-    prefix, count, suffix = _parse(shape)
+    parsed = _parse(shape)
     if len(random) < MIN_RANDOM_BYTES:
         raise ValueError("a placeholder needs at least 32 random bytes")
-    letters = _letters(random, count - len(MARK) - 4)
-    head = MARK + letters[:16]
-    return f"{prefix}{head}{_checksum(head)}{letters[16:]}{suffix}"
+    letters = _letters(random, parsed.count - len(MARK) - 4, parsed.alphabet)
+    cut = parsed.core - len(MARK) - 4
+    head = parsed.mark + letters[:cut]
+    return f"{parsed.prefix}{head}{_checksum(head, parsed.alphabet)}{letters[cut:]}{parsed.suffix}"
+
+
+@cache
+def pattern(shape: str) -> re.Pattern[str]:
+    """What any placeholder of `shape` matches (`fullmatch`, or `finditer` within a text). Raises InvalidShape."""
+    parsed = _parse(shape)
+    letters = "[A-Z2-7]" if parsed.alphabet is _CAPS else "[0-9A-Za-z]"
+    return re.compile(f"{re.escape(parsed.prefix)}{letters}{{{parsed.count}}}{re.escape(parsed.suffix)}")
 
 
 def find(text: str) -> tuple[str, ...]:
     """Return every core with a valid checksum in `text`, in order, each once. No bound: callers bound `text`."""
-    if MARK not in text:
-        return ()
     found: dict[str, None] = {}
-    for match in _CORE.finditer(text):
-        core = match[1]
-        if _checksum(core[:20]) == core[20:]:
-            found[core] = None
+    if MARK in text:
+        for match in _CORE.finditer(text):
+            core = match[1]
+            if _checksum(core[:-4], _ALPHABET) == core[-4:]:
+                found[core] = None
+    if CAPS_MARK in text:
+        for match in _CAPS_CORE.finditer(text):
+            core = match[1]
+            if _checksum(core[:-4], _CAPS) == core[-4:]:
+                found[core] = None
     return tuple(found)
 
 
@@ -133,7 +160,7 @@ def find_in_head(facts: RequestFacts) -> tuple[Found, ...]:
 
 def public_prefix(shape: str) -> str:
     """Return the part of `shape` that everyone knows (`sk_live_`). Raises InvalidShape."""
-    return _parse(shape)[0]
+    return _parse(shape).prefix
 
 
 def check_shape(shape: str) -> None:
@@ -141,33 +168,54 @@ def check_shape(shape: str) -> None:
     _parse(shape)
 
 
-def _parse(shape: str) -> tuple[str, int, str]:
-    match = _SHAPE.match(shape)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    prefix: str
+    count: int
+    suffix: str
+    alphabet: str
+    mark: str
+    core: int
+    """Characters of its core."""
+
+
+@cache
+def _parse(shape: str) -> _Shape:
+    match = _SHAPE.match(NAMED.get(shape, shape))
     if match is None:
         raise InvalidShape("a shape is prefix{N}suffix with letters, digits and . _ ~ -")
-    prefix, count, suffix = match[1], int(match[2]), match[3]
-    if count < CORE_LENGTH:
-        raise InvalidShape("a shape needs at least {24} characters")
+    prefix, count, caps, suffix = match[1], int(match[2]), bool(match[3]), match[4]
+    core = CAPS_LENGTH if caps else CORE_LENGTH
+    if count < core:
+        raise InvalidShape(f"a shape needs at least {{{core}}} characters")
     if len(prefix) + count + len(suffix) > MAX_LENGTH:
         raise InvalidShape("a shape is too long")
-    if MARK in prefix or MARK in suffix:
+    if any(mark in text for mark in (MARK, CAPS_MARK) for text in (prefix, suffix)):
         raise InvalidShape("a shape does not hold the mark of placeholders itself")
-    return prefix, count, suffix
+    return _Shape(
+        prefix=prefix,
+        count=count,
+        suffix=suffix,
+        alphabet=_CAPS if caps else _ALPHABET,
+        mark=CAPS_MARK if caps else MARK,
+        core=core,
+    )
 
 
-def _letters(random: bytes, count: int) -> str:
-    # SHAKE-256 stretches the input; bytes of 248 and above are dropped so that every letter is equally likely.
+def _letters(random: bytes, count: int, alphabet: str) -> str:
+    # SHAKE-256 stretches the input; bytes that would favour some letters are dropped.
     stream = hashlib.shake_256(b"exeat placeholder" + random).digest(2 * count + 64)
-    letters = [_ALPHABET[byte % 62] for byte in stream if byte < 248]
+    size = len(alphabet)
+    letters = [alphabet[byte % size] for byte in stream if byte < 256 - 256 % size]
     return "".join(letters[:count])
 
 
-def _checksum(head: str) -> str:
+def _checksum(head: str, alphabet: str) -> str:
     number = int.from_bytes(hashlib.sha256(head.encode("ascii")).digest())
     letters = []
     for _ in range(4):
-        number, digit = divmod(number, 62)
-        letters.append(_ALPHABET[digit])
+        number, digit = divmod(number, len(alphabet))
+        letters.append(alphabet[digit])
     return "".join(letters)
 
 

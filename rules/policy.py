@@ -80,18 +80,34 @@ class PathPattern:
     """One per name, a key of rules.shapes.SHAPES (`segment`: any). Made by rules.matching.parse_path."""
 
 
+Where = Literal[
+    "bearer", "basic", "header", "query", "cookie", "path", "body", "sigv4", "subprotocol", "signature", "none"
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """Where a credential goes: `where` and the header, query or cookie name. `template` renders `{value}`."""
+    """Where a placeholder of a credential stands, and what of it goes there.
 
-    where: Literal["bearer", "basic", "header", "query", "cookie"]
+    `name`: the header, query key or cookie; of `body` the field (`form:client_secret`, `json:auth.token`); of
+    `subprotocol` the beginning of the WebSocket subprotocol that carries it. `template` renders `{value}`; of `path`
+    it is a path of literal segments, `*` and a last `**`, with `{value}` in one of them. In a `signature` the client
+    proves with its placeholder what we prove with the secret: whatever stands there is dropped and made anew.
+    """
+
+    where: Where
     name: str = "authorization"
     template: str = "{value}"
+    part: str = "value"
+    """Whose placeholder it is: a part of the credential (rules/credential_kinds.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceholderSpec:
-    """The variable that holds the placeholder in the sandbox and its shape (`sk_live_{24}`: 24 random characters)."""
+    """The variable that holds the placeholder in the sandbox and its shape (`sk_live_{24}`: 24 random characters).
+
+    Both empty: there is none, because clients send nothing for the credential.
+    """
 
     env: str
     shape: str
@@ -115,6 +131,28 @@ class CredentialDef:
     """(host text, port) of every place it may go; None means port 443 of each of `hosts`."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """What the kind is told beyond its slot: a closed schema for each kind (rules/credential_kinds.py)."""
+    more_slots: tuple[Slot, ...] = ()
+    """Slots of the other parts, and other places for the same one."""
+    more_placeholders: tuple[tuple[str, PlaceholderSpec], ...] = ()
+    """(part, placeholder) beyond `placeholder`, which is that of the part in `slot`."""
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (self.slot, *self.more_slots)
+
+    @property
+    def placeholders(self) -> tuple[tuple[str, PlaceholderSpec], ...]:
+        """(part, placeholder) of every part that the sandbox holds a stand-in for."""
+        lead = ((self.slot.part, self.placeholder),) if self.placeholder.shape else ()
+        return (*lead, *self.more_placeholders)
+
+    def placeholder_of(self, part: str | None = None) -> PlaceholderSpec | None:
+        """The placeholder of a part; of the leading one unless told otherwise."""
+        return dict(self.placeholders).get(part or self.slot.part)
+
+    def placeholder_name(self, part: str) -> str:
+        """Under which the hash of a part's placeholder is kept: the credential's name, or NAME#part."""
+        return str(self.name) if part == self.slot.part else f"{self.name}#{part}"
 
     def binds(self, destination: Destination) -> bool:
         """True if this credential may ever go to `destination`: verified TLS, bound host, bound port (I10)."""
@@ -178,6 +216,8 @@ class RedirectSpec:
     """None: any path."""
     query_keys: tuple[str, ...] = ()
     """The only names that the query may hold, as they are written. (): no query."""
+    then: tuple[RedirectSpec, ...] = ()
+    """Where that address may lead in its turn; these have no `then` of their own."""
 
     @property
     def text(self) -> str:

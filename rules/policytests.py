@@ -27,7 +27,7 @@ from rules.yaml12 import Problem
 
 Expect = Literal["deny", "hold", "allow"]
 
-_PLACEHOLDER = re.compile(r"\$\{placeholder\.([A-Za-z0-9._-]+)\}")
+_PLACEHOLDER = re.compile(r"\$\{placeholder\.([A-Za-z0-9._-]+)(?:#([a-z0-9_]+))?\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,8 @@ def _request(policy: Policy, sandbox: Sandbox, method: str, url: str, test: Poli
 def _filled(policy: Policy, text: str) -> str:
     def placeholder(match: re.Match[str]) -> str:
         credential = policy.credentials.get(CredentialRef(match[1]))
-        return match[0] if credential is None else make(credential.placeholder.shape, bytes(32))
+        spec = None if credential is None else credential.placeholder_of(match[2])
+        return match[0] if spec is None else make(spec.shape, bytes(32))
 
     return _PLACEHOLDER.sub(placeholder, text)
 

@@ -174,6 +174,25 @@ _TABLE: tuple[tuple[str, int, str, bool, str, str, str], ...] = (
         "Only a WebSocket upgrade can be permitted; every other Upgrade is refused.",
     ),
     (
+        "redirect-ended",
+        403,
+        _DENIED,
+        False,
+        "The address that a redirect opened is over.",
+        "Ask for the first address again: its answer opens it anew.",
+        "A declared redirect opens exactly one address for its sandbox, for 8 uses within 5 minutes. It ends with the "
+        "rule and the credential of the request that was redirected.",
+    ),
+    (
+        "redirect-misused",
+        403,
+        _DENIED,
+        False,
+        "This address was opened by a redirect, to be fetched and for nothing else.",
+        "Fetch it with GET or HEAD and without a body; Range is fine.",
+        "What a declared redirect opens is one read: GET or HEAD of exactly that address, without a body.",
+    ),
+    (
         "client-authority",
         403,
         _DENIED,
@@ -182,6 +201,17 @@ _TABLE: tuple[tuple[str, int, str, bool, str, str, str], ...] = (
         "Send the request without your own keys, cookies or signed URLs; use the placeholder from the environment.",
         "A client's own key on a permitted host is a way out, so it is refused in every inspecting lane unless a "
         "rule says `client_auth: pass`.",
+    ),
+    (
+        "request-not-signable",
+        403,
+        _DENIED,
+        False,
+        "This request cannot be signed anew with the credential.",
+        _CLIENT,
+        "A client signs with its placeholder; the broker signs the same request again with the real key. It does so "
+        "for the regions and services of the credential, for requests of now, and for bodies that are hashed as a "
+        "whole or not signed; a body signed chunk by chunk would have to be rewritten.",
     ),
     (
         "placeholder-misuse",

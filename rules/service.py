@@ -7,7 +7,7 @@ the operations. So the same description serves the public hosts and any `base` t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from rules.arguments import Value
@@ -53,12 +53,14 @@ class CredentialSlot:
     """How the provider takes a credential. What credentials.yaml means by `service: NAME`."""
 
     kind: str
-    slot: Slot
+    written: Mapping[str, Any]
+    """The kind's own keys as the file has them; those of OPEN_KEYS may be left to the operator."""
+    slots: tuple[Slot, ...]
     authorities: tuple[tuple[str, int], ...]
     """(host text, port). Empty where the service's hosts are templates: the operator lists them."""
-    placeholder: PlaceholderSpec
+    placeholders: tuple[tuple[str, PlaceholderSpec], ...]
+    """(part, placeholder)."""
     username: str | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def hosts(self) -> tuple[Host, ...]:

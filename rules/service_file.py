@@ -25,7 +25,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from rules.arguments import Value
-from rules.credential_kinds import KINDS
+from rules.credential_kinds import KINDS, VALUE
+from rules.credential_slots import OPEN_KEYS, BadForm, read_form
 from rules.matching import InvalidTemplate, parse_host_template, parse_path
 from rules.names import DEFAULT_PORTS, Host, InvalidName, Scheme
 from rules.operations import LATER, arguments_of, check_head_params, check_params
@@ -201,36 +202,46 @@ class _Parser:
         if value is None:
             return None, ()
         entry = self.mapping(value, path)
-        self.keys(
-            entry,
-            path,
-            ("kind", "header", "query", "template", "username", "at", "placeholder"),
-            ("kind", "at", "placeholder"),
-        )
         kind = self.choice(entry.get("kind"), (*path, "kind"), tuple(KINDS))
-        name = "authorization"
-        if kind in ("header", "query"):
-            name = self.text(entry.get(kind), (*path, kind))
-        shown = self.mapping(entry.get("placeholder"), (*path, "placeholder"))
-        self.keys(shown, (*path, "placeholder"), ("env", "shape"), ("env", "shape"))
-        shape = self.text(shown.get("shape"), (*path, "placeholder", "shape"))
+        own = KINDS[kind].keys if kind in KINDS else ()
+        self.keys(entry, path, ("kind", "at", "placeholder", "also", *own), ("kind", "at", "placeholder"))
+        written = {key: entry[key] for key in own if key in entry and key != "username"}
+        slots: tuple[Slot, ...] = ()
         try:
-            check_shape(shape)
-        except InvalidShape as error:
-            self.problem((*path, "placeholder", "shape"), str(error))
+            slots = read_form(kind, {**OPEN_KEYS.get(kind, {}), **written}).slots
+        except BadForm as error:
+            self.problem((*path, error.key) if error.key in entry else path, str(error))
+        except KeyError:
+            pass  # a kind that does not exist: said above
         at = self.at(entry.get("at"), (*path, "at"), endpoints)
-        template = self.text(entry.get("template", "{value}"), (*path, "template"))
-        if template.count("{value}") != 1 or (kind != "header" and template != "{value}"):
-            self.problem((*path, "template"), "a template is for a header, and holds {value} once")
         username = entry.get("username")
         slot = CredentialSlot(
             kind=kind,
-            slot=Slot(where=cast("Any", kind), name=name.lower() if kind != "query" else name, template=template),
+            written=written,
+            slots=slots,
             authorities=(),
-            placeholder=PlaceholderSpec(env=self.text(shown.get("env"), (*path, "placeholder", "env")), shape=shape),
+            placeholders=self.placeholders(entry.get("placeholder"), (*path, "placeholder"), slots),
             username=None if username is None else self.text(username, (*path, "username")),
         )
         return slot, at
+
+    def placeholders(self, value: Any, path: Path, slots: tuple[Slot, ...]) -> tuple[tuple[str, PlaceholderSpec], ...]:
+        entry = self.mapping(value, path)
+        lead = slots[0].part if slots else VALUE
+        items = (
+            {lead: (entry, path)} if "env" in entry else {part: (item, (*path, part)) for part, item in entry.items()}
+        )
+        found: list[tuple[str, PlaceholderSpec]] = []
+        for part, (item, where) in items.items():
+            shown = self.mapping(item, where)
+            self.keys(shown, where, ("env", "shape"), ("env", "shape"))
+            shape = self.text(shown.get("shape"), (*where, "shape"))
+            try:
+                check_shape(shape)
+            except InvalidShape as error:
+                self.problem((*where, "shape"), str(error))
+            found.append((part, PlaceholderSpec(env=self.text(shown.get("env"), (*where, "env")), shape=shape)))
+        return tuple(found)
 
     def operation(
         self, name: str, value: Any, path: Path, endpoints: Mapping[str, Endpoint], common: tuple[str, ...], native: str
@@ -340,10 +351,19 @@ class _Parser:
         found = (self.redirect(item, (*where, at) if several else where, own) for at, item in enumerate(items))
         return tuple(spec for spec in found if spec is not None)
 
-    def redirect(self, value: Any, path: Path, own: list[Host]) -> RedirectSpec | None:
+    def redirect(self, value: Any, path: Path, own: list[Host], *, first: bool = True) -> RedirectSpec | None:
         before = len(self.problems)
         entry = self.mapping(value, path)
-        self.keys(entry, path, ("to", "path", "query_keys"), ("to",))
+        self.keys(entry, path, ("to", "path", "query_keys", *(("then",) if first else ())), ("to",))
+        after: tuple[RedirectSpec, ...] = ()
+        if first and "then" in entry:
+            several = isinstance(entry["then"], list)
+            items = self.items(entry["then"], (*path, "then")) if several else [entry["then"]]
+            found = (
+                self.redirect(item, (*path, "then", *((at,) if several else ())), own, first=False)
+                for at, item in enumerate(items)
+            )
+            after = tuple(spec for spec in found if spec is not None)
         to: list[HostPattern] = []
         for index, item in enumerate(self.items(entry.get("to"), (*path, "to")) if "to" in entry else []):
             try:
@@ -362,7 +382,7 @@ class _Parser:
                 self.problem((*path, key), f"at most {most}, and each of them once")
         if len(self.problems) > before:
             return None
-        spec = RedirectSpec(to=tuple(to), path=below, query_keys=keys)
+        spec = RedirectSpec(to=tuple(to), path=below, query_keys=keys, then=after)
         try:
             if self.tested:  # those of the package were checked when it was made
                 check_redirect(spec, own)

@@ -134,14 +134,13 @@ def part(parts: Mapping[str, Secret], name: str = VALUE) -> bytes:
 
 def managed_headers(definition: CredentialDef) -> frozenset[str]:
     """Every header that carries authority anywhere, and this definition's own."""
-    own = frozenset() if definition.slot.where == "query" else frozenset({definition.slot.name.lower()})
+    own = {slot.name.lower() for slot in definition.slots if slot.where in ("bearer", "basic", "header", "signature")}
     return frozenset(name.lower() for name in AUTH_HEADERS) | own
 
 
 def managed_query(definition: CredentialDef) -> frozenset[str]:
     """Every query key that carries authority anywhere, and this definition's own."""
-    own = frozenset({definition.slot.name}) if definition.slot.where == "query" else frozenset()
-    return frozenset(AUTH_QUERY) | own
+    return frozenset(AUTH_QUERY) | {slot.name for slot in definition.slots if slot.where == "query"}
 
 
 def header_text(value: bytes) -> str:

@@ -7,7 +7,7 @@
  5 decide         rules.decide.decide_request on our own policy and our own view of the sandbox
  6 compare        what the worker said of policy is compared, never used; holds get a ticket
  7 boundary       the sandbox's confinement is proven, or its role says what confines it
- 8 budget         disarmed credentials stay shut, limits are charged
+ 8 budget         disarmed credentials stay shut, a use of a grant is counted, limits are charged
  9 placeholder    the one in the slot is this sandbox's and this credential's
 10 secret         from its source, for a destination inside the credential's definition
 11 intent         durable in the log
@@ -28,6 +28,7 @@ from audit.journal import AuditUnavailable, Journal
 from broker.errors import BrokerError
 from broker.sources.base import SourceError
 from broker.vault.clock import Clock
+from broker.vault.grants import GrantOffice
 from broker.vault.ledger import Ledger
 from broker.vault.opened import Answer, Material, Opened, Refused
 from broker.vault.policies import ActivePolicy
@@ -38,7 +39,7 @@ from broker.vault.slot import placeholder_fits
 from broker.vault.supply import Supply
 from net.process import complain
 from rules.credential_kinds import is_public
-from rules.decide import decide_request
+from rules.decide import decide_request, decide_with_grant
 from rules.decision import Denied, Held, NeedsBody, Permit
 from rules.facts import BodyAttested, FactsRefused, RequestFacts, Sandbox
 from rules.names import RequestId
@@ -89,6 +90,7 @@ class Opener:
         keys: Callable[[str], bytes | None],
         table: SandboxTable,
         ledger: Ledger,
+        grants: GrantOffice,
         active: Callable[[], ActivePolicy | None],
         supply: Supply,
         journal: Journal,
@@ -98,6 +100,7 @@ class Opener:
         self._keys = keys
         self._table = table
         self._ledger = ledger
+        self._grants = grants
         self._active = active
         self._supply = supply
         self._journal = journal
@@ -149,7 +152,12 @@ class Opener:
         if active is None:
             raise _Refuse(_no(request, "policy-unavailable"), record)
         record |= {"policy": active.digest}
-        decision = decide_request(active.policy, sandbox, facts, now)
+        grant = self._grants.book.find((sandbox.tenant, sandbox.id), facts)
+        decision = (
+            decide_request(active.policy, sandbox, facts, now)
+            if grant is None
+            else decide_with_grant(active.policy, sandbox, facts, grant, now)
+        )
         # 6 compare
         permit = await self._permit(statement, active, decision, sandbox, facts, record)
         record |= _judged(permit)
@@ -161,8 +169,7 @@ class Opener:
         # 8 budget
         self._charge(permit, sandbox, record, request)
         # 9 placeholder
-        expected = None if definition is None else known.placeholders.get(definition.name)
-        if not placeholder_fits(facts, definition, expected):
+        if not placeholder_fits(facts, definition, known.placeholders):
             raise _Refuse(_no(request, "placeholder-misuse"), record, "placeholder.misused")
         # 10 secret
         material = None if definition is None else await self._material(active, definition, sandbox, record, request)
@@ -265,6 +272,11 @@ class Opener:
         owner = (sandbox.tenant, sandbox.id)
         if permit.credential is not None and self._ledger.is_disarmed(owner, permit.credential):
             raise _Refuse(_no(request, "secret-echoed"), record)
+        grant = permit.grant
+        if grant is not None and grant.credential is not None and self._ledger.is_disarmed(owner, grant.credential):
+            raise _Refuse(_no(request, "redirect-ended"), record)
+        if grant is not None and not self._grants.use(owner, grant):
+            raise _Refuse(_no(request, "redirect-ended"), record)
         used_up = self._ledger.charge(owner, permit.restrictions.requests, self._clock.boot())
         if used_up is not None:
             rule, wait = used_up
@@ -315,6 +327,8 @@ class Opener:
         current = self._active()
         if current is None or current.digest != active.digest:
             raise _Refuse(_no(request, "policy-changing"), record)
+        if permit.grant is not None and not self._grants.lives(permit.grant):
+            raise _Refuse(_no(request, "redirect-ended"), record)
         if permit.credential is not None and self._ledger.is_disarmed((box.tenant, box.id), permit.credential):
             raise _Refuse(_no(request, "secret-echoed"), record)
 
@@ -364,6 +378,7 @@ def _judged(permit: Permit) -> Fields:
         "service": permit.operation.partition("/")[0],
         "arguments": tuple(f"{name}={value}" for name, value in permit.arguments),
         "credential": permit.credential,
+        "grant": None if permit.grant is None else permit.grant.id,
     }
 
 

@@ -80,7 +80,7 @@ class Created:
     environment: Mapping[str, str] = field(repr=False)
     """variable -> placeholder."""
     variables: Mapping[str, str]
-    """credential -> variable."""
+    """credential, or credential#part -> variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +124,10 @@ class SandboxTable:
         variables: dict[str, str] = {}
         values: dict[str, str] = {}
         for definition in usable_credentials(policy, request.role):
-            variables[definition.name] = definition.placeholder.env
-            values[definition.name] = make(definition.placeholder.shape, self._random(32))
+            for part, spec in definition.placeholders:
+                name = definition.placeholder_name(part)
+                variables[name] = spec.env
+                values[name] = make(spec.shape, self._random(32))
         record = SandboxRecord(
             sandbox=sandbox,
             token_sha256=_digest(token),

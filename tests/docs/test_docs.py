@@ -108,7 +108,8 @@ def test_every_operation_of_every_service_is_in_the_services_page() -> None:
         assert found, name
         section = section.partition("\n## ")[0]
         assert {f"| `{operation}` |" in section for operation in service.operation_names} == {True}, name
-        assert service.credential is None or f"`{service.credential.placeholder.env}`" in section, name
+        held = () if service.credential is None else service.credential.placeholders
+        assert all(f"`{spec.env}`" in section for _, spec in held), name
 
 
 def test_commands_in_the_readme_exist() -> None:

@@ -345,7 +345,7 @@ async def test_a_gone_worker_counts_no_more(rig, worker) -> None:
     """When a worker's stream ends, what it sealed is void."""
     raw = sealed(worker, statement(rig, await rig.sandbox()))
     worker.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while rig.vault.fleet.members("worker"):
             await asyncio.sleep(0)
         while rig.vault._keys:
@@ -516,4 +516,4 @@ def test_placeholder_fits_needs_a_definition() -> None:
         target="/",
         headers=(("host", "a.example"), ("x-api-key", value)),
     )
-    assert not placeholder_fits(facts, None, None)
+    assert not placeholder_fits(facts, None, {})

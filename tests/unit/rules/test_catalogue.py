@@ -365,7 +365,11 @@ def test_known_auth_slots_are_known_everywhere() -> None:
     for service in SERVICES.values():
         assert set(service.auth_headers) <= AUTH_HEADERS
         if service.credential is not None:
-            assert service.credential.slot.name in service.auth_headers
+            slots = service.credential.slots
+            assert {one.name for one in slots if one.where in ("header", "bearer", "basic", "sigv4")} <= set(
+                service.auth_headers
+            )
+            assert {one.name.lower() for one in slots if one.where == "query"} <= set(service.auth_query)
     assert all(name == name.lower() for name in AUTH_HEADERS | AUTH_QUERY)
     kept = (resources.files("rules") / "services" / AUTHORITY_FILE).read_text("utf-8")
     assert kept == authority_list(SERVICES), "run make docs"

@@ -233,7 +233,7 @@ def test_the_written_file_is_a_service_file_and_tells_what_is_left_out() -> None
     assert "# left out: getFile: a segment of its path is partly literal" in text
     service = parse_service(text, "shop.yaml")
     assert service.credential is not None
-    assert (service.credential.kind, service.credential.placeholder.env) == ("header", "SHOP_KEY")
+    assert (service.credential.kind, service.credential.placeholders[0][1].env) == ("header", "SHOP_KEY")
     assert {test.expect for test in service.tests} == {"allow", "deny"}
     assert {op.id for op in service.operations} == {
         "shop/listOrders",
