@@ -122,6 +122,7 @@ async def _start(supervisor: Supervisor, started: _Set, pairs: _Pairs) -> None:
             "self_addresses": list(settings.self_addresses),
             "internal_ranges": list(settings.internal_ranges),
             "proof_seconds": settings.proof_seconds,
+            "upstream": upstream,
             "report_fd": report_write,
         }
         inherited = [log["vault"][1], admin.fileno(), report_write, *(pair[0] for pair in control.values())]

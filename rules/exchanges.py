@@ -9,8 +9,8 @@
     role:  {kind: aws-sts, role_arn: "arn:aws:iam::123456789012:role/agents", regions: [...], aws_services: [...], ...}
 
 Where a stored secret is sent stands here and nowhere else: an exact https URL of the operator's, without query,
-userinfo or `${...}`. How its host is reached (private addresses, own authority) stands under `destinations:` of this file;
-only there may it become `http:`. What is asked for may hold `${sandbox.x}`, which narrows it to one plain word.
+userinfo or `${...}`. How its host is reached (private addresses, own authority) stands under `destinations:` of the
+same file; only there may it become `http:`. What is asked for may hold `${sandbox.x}`, which narrows it to one word.
 
 What is obtained is applied as a bearer token, in the header that `header:` names, or (aws-sts) as a signature.
 The values end up in `CredentialDef.params`, which workers see: nothing of them is secret.
@@ -23,11 +23,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rules.credential_kinds import VALUE
+from rules.credential_kinds import KINDS, VALUE
 from rules.credential_slots import BadForm, Form, header_name, sigv4_slots
 from rules.grammar import SANDBOX_REFERENCE
 from rules.names import DEFAULT_PORTS, OWN_NAME, Destination, InvalidName, Scheme, parse_authority
-from rules.policy import Slot
+from rules.policy import DestinationDef, Slot
 
 GRANTS: Final = ("client_credentials", "refresh_token", "jwt_bearer", "token_exchange")
 CLIENT_AUTH: Final = ("basic", "post", "private_key_jwt", "none")
@@ -75,6 +75,9 @@ def is_exchange(kind: str) -> bool:
 
 def read_exchange(kind: str, written: Written) -> Form:
     """The form of an exchange kind, of which `written` are the keys. Raises BadForm."""
+    for key in written:
+        if key not in KINDS[kind].keys:
+            raise BadForm(key, f"{key}: does not go with kind: {kind}")
     return _READERS[kind](written)
 
 
@@ -101,6 +104,17 @@ def endpoint_of(kind: str, params: Written) -> str | None:
     key, default = _URLS[kind]
     region = next(iter(params.get("regions", ())), "")
     return str(params.get(key, default.replace("{region}", region)))
+
+
+def clear_text(kind: str, params: Written, destinations: Mapping[str, DestinationDef]) -> str | None:
+    """A sentence where the stored secret would go over http and the operator's `destinations:` do not say so."""
+    url = endpoint_of(kind, params)
+    if url is None or not url.startswith("http:"):
+        return None
+    place = destinations.get(place_of(url)[0].host.text)
+    if place is not None and place.scheme == "http":
+        return None
+    return "secrets are sent over https; where it has to be http, say so under destinations: of this file"
 
 
 def stubs_of(params: Written) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from broker.errors import BrokerError
+from net.upstream import UpstreamProxy
 
 
 class BootRefused(BrokerError):
@@ -74,6 +75,8 @@ class Boot:
     listener_ports: tuple[int, ...] = ()
     self_addresses: tuple[str, ...] = ()
     internal_ranges: tuple[str, ...] = ()
+    upstream: UpstreamProxy | None = None
+    """The operator's own proxy, through which sources and token endpoints are asked as well."""
     tenant: str = "default"
     default_ttl: int = 3600
     max_ttl: int = 7 * 24 * 3600

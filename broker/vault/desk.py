@@ -476,6 +476,17 @@ class Desk:
             fields["version"] = version
         await self._journal.append(Event(event, fields), durable=True)
 
+    async def write_back(self, name: str, value: bytes, credential: str) -> str:
+        """The next value of a secret that its own use replaced (a refresh token); returns its version.
+
+        Nothing is cut: what was obtained with the last value stays good.
+        """
+        async with self._turn:
+            _not_ours(name)
+            info = await self._blocking(lambda: self._store.rotate(name, value, now=self._clock.wall()))
+            await self._stored("secret.rotated", info.name, str(info.version), f"exchange:{credential}")
+            return str(info.version)
+
     async def _cut_users(self, name: str) -> tuple[str, ...]:
         """Close what runs on credentials that read this secret, for any sandbox."""
         if self._policy is None:

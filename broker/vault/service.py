@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from broker.vault.boot import Boot
 from broker.vault.ca import CertificateAuthority
 from broker.vault.clock import JUMP, SystemClock
 from broker.vault.desk import Desk, Settings
+from broker.vault.exchanging import Exchanger
 from broker.vault.fleet import Fleet
 from broker.vault.frozen import FrozenNote, FrozenTable
 from broker.vault.leaves import LeafOffice
@@ -37,7 +39,11 @@ from broker.vault.store_key import StoreKey
 from broker.vault.supply import Supply
 from broker.vault.tickets import StateTickets
 from net.process import complain
+from net.addresses import AddressTable
+from net.client import HttpClient
+from net.contexts import ClientContexts
 from state.errors import StateError
+from net.resolve import Lookups, SystemResolver
 from state.store import StateStore
 from wire.control import (
     HEARTBEAT_SECONDS,
@@ -51,6 +57,8 @@ from wire.control import (
 from wire.handoff import KEY_BYTES
 
 SWEEP_SECONDS = 1.0
+ASK_SECONDS = 4.0
+"""One question to a secret manager or a token endpoint."""
 FLOOR_SECONDS = 30.0
 
 Random = Callable[[int], bytes]
@@ -94,6 +102,23 @@ class Vault:
             sources=Sources(
                 store=store,
                 environment=boot.environment,
+        # Shorter than a flight of the cache: a silence ends by itself and is told as what it is.
+        self.http = HttpClient(
+            Lookups(SystemResolver(), clock=clock.boot),
+            ClientContexts(),
+            self._addresses,
+            upstream=boot.upstream,
+            seconds=ASK_SECONDS,
+        )
+        self.exchanger = Exchanger(
+            ask=self.http.ask,
+            store=store,
+            write_back=lambda name, value, credential: self.desk.write_back(name, value, credential),
+            journal=journal,
+            clock=clock,
+            random=lambda: int.from_bytes(random(4)) / 2**32,
+            version_key=boot.digest_key,
+        )
                 systemd=boot.systemd,
                 version_key=boot.digest_key,
                 threads=self._source_threads,
@@ -107,6 +132,7 @@ class Vault:
         self.desk = Desk(
             settings=Settings(
                 policy_path=Path(boot.policy_path),
+            exchanger=self.exchanger,
                 credentials_path=None if boot.credentials_path is None else Path(boot.credentials_path),
                 listener_ports=boot.listener_ports,
                 self_addresses=boot.self_addresses,
@@ -277,6 +303,14 @@ class Vault:
         """After Hello: name and key, the keys that an executor verifies by, and the snapshot in force."""
         assert session.member is not None
         key = b""
+    def _addresses(self) -> AddressTable:
+        """What counts as inside on this node, for questions of our own."""
+        return AddressTable(
+            internal_ranges=tuple(ip_network(text) for text in self.boot.internal_ranges),
+            self_addresses=tuple(ip_network(text) for text in self.boot.self_addresses),
+            listener_ports=frozenset(self.boot.listener_ports),
+        )
+
         if session.kind == "worker":
             key = self._keys[session.name] = self._random(KEY_BYTES)
             self.fleet.send(WorkerKey(worker=session.name, key=key), self.fleet.members("executor"))

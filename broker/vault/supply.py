@@ -25,14 +25,16 @@ from audit.journal import AuditUnavailable, Journal
 from broker.errors import BrokerError
 from broker.sources.base import Document, SourceError
 from broker.sources.env import fingerprint, make_secret
-from broker.sources.registry import Opened, Sources
+from broker.sources.registry import Opened, Sources, expand
 from broker.vault.clock import Clock
+from broker.vault.exchanging import Exchanger
 from broker.vault.material import FLIGHT_SECONDS, Fresh, Key, MaterialCache, Times
 from broker.vault.policies import ActivePolicy
 from broker.vault.records import Fields
 from broker.vault.secret import Secret
 from net.process import complain
 from rules.credential_kinds import is_public
+from rules.exchanges import is_exchange
 from rules.facts import Sandbox
 from rules.names import CredentialRef, Owner
 from rules.secret_references import AT_HAND, split
@@ -69,13 +71,21 @@ class Supply:
     """One per vault."""
 
     def __init__(
-        self, *, sources: Sources, journal: Journal, clock: Clock, random: Callable[[], float], version_key: bytes
+        self,
+        *,
+        sources: Sources,
+        journal: Journal,
+        clock: Clock,
+        random: Callable[[], float],
+        version_key: bytes,
+        exchanger: Exchanger | None = None,
     ) -> None:
-        """`random` gives numbers from 0 to 1."""
+        """`random` gives numbers from 0 to 1. Without an `exchanger` kinds that need one are not had."""
         self._sources = sources
         self._journal = journal
         self._clock = clock
         self._version_key = version_key
+        self._exchanger = exchanger
         self._cache: MaterialCache[_Kept] = MaterialCache(
             now=lambda: self._clock.boot(), random=random, on_drop=self._dropped
         )
@@ -86,7 +96,22 @@ class Supply:
     # --- uses
 
     async def parts(self, active: ActivePolicy, name: str, sandbox: Sandbox) -> Mapping[str, Secret]:
-        """Every part of a credential. Raises SourceError, and TimeoutError where it takes over SECONDS."""
+        """What is applied of a credential: its parts, or what its exchange obtained for them.
+
+        Raises BrokerError, and TimeoutError where it takes over SECONDS.
+        """
+        definition = active.policy.credentials.get(CredentialRef(name))
+        if definition is None or not is_exchange(definition.kind):
+            return await self._stored(active, name, sandbox)
+        if self._exchanger is None:
+            raise SourceError("source-unknown", name)
+        async with asyncio.timeout(SECONDS):
+            stored = await self._stored(active, name, sandbox)
+            references = {part: expand(text, sandbox) for part, text in active.secrets[name].references.items()}
+            return await self._exchanger.parts(definition, references, stored, sandbox, active.places)
+
+    async def _stored(self, active: ActivePolicy, name: str, sandbox: Sandbox) -> Mapping[str, Secret]:
+        """Every part as its source gives it. Raises SourceError and TimeoutError."""
         binding = active.secrets.get(name)
         if binding is None:
             raise SourceError("source-unknown", name)
@@ -105,6 +130,9 @@ class Supply:
 
     async def parts_in_use(self, active: ActivePolicy, name: str, sandbox: Sandbox) -> Mapping[str, Secret]:
         """As `parts`, for what an answer must not hold: a lease that nobody asked for yet is nowhere, and not made."""
+        definition = active.policy.credentials.get(CredentialRef(name))
+        if definition is not None and is_exchange(definition.kind):
+            return {} if self._exchanger is None else self._exchanger.parts_in_use(name, sandbox)
         binding = active.secrets.get(name)
         for reference in () if binding is None else binding.references.values():
             if split(reference).source in AT_HAND:
@@ -122,11 +150,13 @@ class Supply:
 
     def reject(self, credential: str, owner: Owner) -> bool:
         """An upstream refused what `owner` used: drop it, unless it came a moment ago. True where something was."""
-        return self._cache.reject(credential, owner) > 0
+        stored = self._cache.reject(credential, owner) > 0
+        return (self._exchanger is not None and self._exchanger.reject(credential, owner)) or stored
 
     def could_reject(self, credential: str, owner: Owner) -> bool:
         """Whether asking the source again could give something else than what `owner` uses now."""
-        return self._cache.could_reject(credential, owner)
+        exchanged = self._exchanger is not None and self._exchanger.could_reject(credential, owner)
+        return exchanged or self._cache.could_reject(credential, owner)
 
     # --- changes
 
@@ -139,7 +169,7 @@ class Supply:
             if any(split(reference).source in changed for reference in binding.references.values())
         )
         for name in touched:
-            self._cache.invalidate(name)
+            self.invalidate(name)
         return touched
 
     async def reopen(self, reference: str) -> None:
@@ -148,14 +178,18 @@ class Supply:
 
     def invalidate(self, credential: str | None = None) -> int:
         """Drop the copies of a credential, or of all; returns how many there were."""
-        return self._cache.invalidate(credential)
+        exchanged = 0 if self._exchanger is None else self._exchanger.invalidate(credential)
+        return exchanged + self._cache.invalidate(credential)
 
     def ended(self, owner: Owner) -> int:
         """A sandbox ended: its leases are on their way back. Returns how many there were."""
-        return self._cache.forget(owner)
+        exchanged = 0 if self._exchanger is None else self._exchanger.ended(owner)
+        return exchanged + self._cache.forget(owner)
 
     async def close(self) -> None:
         """Drop everything, give leases and logins back, and wait for that."""
+        if self._exchanger is not None:
+            await self._exchanger.close()
         await self._cache.close()
         await asyncio.gather(*self._returning, return_exceptions=True)
         await self._sources.close()
@@ -186,9 +220,20 @@ class Supply:
             self._return(Key(credential="", references=()), _Kept(opened=opened, document=task.result()))
         return rows
 
+    async def visit(self, active: ActivePolicy, see: Callable[[str, Secret], None]) -> tuple[Row, ...]:
+        """Show `see` every secret part that uses would get now, by its credential; the rows say what was not there."""
+
+        async def get(name: str, opened: Opened, document: str) -> Document:
+            key = _key(name, opened, document, None)
+            return (
+                await self._cache.get(key, _times(opened), partial(self._ask, key, opened, document))
+            ).value.document
+
+        return await self._rows(active, None, None, get, see)
+
     async def sync(self, active: ActivePolicy, wanted: str | None, sandbox: Sandbox | None) -> tuple[Row, ...]:
         """Drop the copies and ask for them anew, so that the next use has the newest."""
-        self._cache.invalidate(wanted)
+        self.invalidate(wanted)
 
         async def get(name: str, opened: Opened, document: str) -> Document:
             key = _key(name, opened, document, sandbox)
@@ -204,12 +249,13 @@ class Supply:
         wanted: str | None,
         sandbox: Sandbox | None,
         get: Callable[[str, Opened, str], Awaitable[Document]],
+        see: Callable[[str, Secret], None] = lambda name, secret: None,
     ) -> tuple[Row, ...]:
         if wanted is not None and wanted not in active.secrets:
             raise SourceError("no-such-credential", "credentials.yaml has none of this name", "see exeat policy show")
         names = sorted(active.secrets) if wanted is None else [wanted]
         work = [
-            self._row(active, name, part, reference, sandbox, get)
+            self._row(active, name, part, reference, sandbox, get, see)
             for name in names
             for part, reference in active.secrets[name].references.items()
         ]
@@ -223,6 +269,7 @@ class Supply:
         reference: str,
         sandbox: Sandbox | None,
         get: Callable[[str, Opened, str], Awaitable[Document]],
+        see: Callable[[str, Secret], None],
     ) -> Row:
         source = split(reference).source
         scrub = active.secrets[name].scrub and not self._public(active, name, part)
@@ -250,6 +297,8 @@ class Supply:
                 detail=error.detail,
                 remedy=error.remedy,
             )
+        if not self._public(active, name, part):
+            see(name, secret)
         return Row(
             credential=name,
             part=part,
