@@ -19,7 +19,6 @@ an outcome (I09, I21). Refusals up to 5 are recorded here, those of 6 by the vau
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import hmac
 import secrets
@@ -35,11 +34,12 @@ from broker.credentials import Outgoing, apply, inject
 from broker.errors import BrokerError
 from broker.handoffside import HandoffSide
 from broker.headers import request_headers, spelled
+from broker.leads import Leads
+from broker.material import guard_other, guards_of, material
 from broker.scrub import Guarded, Patterns, ScrubError
 from broker.shaping import RESULT_SECONDS, Shaping, from_origin
 from broker.vault.clock import Clock
 from broker.vault.records import Fields, attempt, who
-from broker.vault.secret import Secret
 from broker.vaultlink import ExecutorSnapshot, Vault, VaultUnavailable
 from broker.websocket import CredentialedSocket, Waiting
 from net.aside import Aside
@@ -50,18 +50,17 @@ from net.framing import FrameStream
 from net.pool import Lease, Pool, PoolKey
 from net.process import complain
 from net.stream import StreamBroken
-from net.trust import SYSTEM_TRUST, TrustKey
+from net.trust import SYSTEM_TRUST, ClientProof, TrustKey
 from net.turns import Share, Turns
 from rules.answers import granted
 from rules.arguments import pairs
-from rules.credential_kinds import is_public
-from rules.decide import decide_request
-from rules.decision import Denied, Held, NeedsBody, Permit
+from rules.decide import decide_request, decide_with_grant
+from rules.decision import Decision, Denied, Held, NeedsBody, Permit
 from rules.facts import BodyAttested, FactsRefused, RequestFacts, Sandbox
+from rules.grants import Grant, rule_of
 from rules.matching import Matched, attestation, match_operation
 from rules.names import Owner
-from rules.placeholders import public_prefix
-from rules.policy import CredentialDef, DestinationDef, Policy
+from rules.policy import DestinationDef, Policy
 from rules.service import head_arguments
 from wire.control import Cut, Done, Echo, Opened, OpenRefused
 from wire.frames import Frame, WireError
@@ -269,7 +268,8 @@ class Executor:
         if body is not None:
             facts = facts_of(statement, body)
         record |= attempt(facts)
-        permit = await self._decide(statement, policy, sandbox, facts, record)  # 5
+        grant = snapshot.grants.find((sandbox.tenant, sandbox.id), facts)
+        permit = await self._decide(statement, policy, sandbox, facts, grant, record)  # 5
         if isinstance(permit, Held):
             raise await self._held(sealed, attested, record)
         call.credential = permit.credential or ""
@@ -279,8 +279,13 @@ class Executor:
             mine, theirs = ((one.credentials, one.destinations, _usable(one, sandbox.role)) for one in (policy, other))
             if who_now != sandbox or mine != theirs:
                 return False
+            if permit.grant is not None and rule_of(other, permit.rule) != rule_of(policy, permit.rule):
+                return False
             size, now = len(body or b""), self._clock.wall()
-            return permit == await self._aside(sandbox, size, lambda: decide_request(other, sandbox, facts, now), {})
+            # A grant that is over by now was not when it was used.
+            used = permit.grant and replace(permit.grant, expires_at=now + 1)
+            again = await self._aside(sandbox, size, lambda: _judged(other, sandbox, facts, used, now), {})
+            return permit == (replace(again, grant=permit.grant) if isinstance(again, Permit) else again)
 
         call.still = still
         opened = await self._open(sealed, attested, permit, policy, record)  # 6
@@ -396,13 +401,19 @@ class Executor:
         return body, BodyAttested(operations=found, sha256=digest)
 
     async def _decide(
-        self, statement: Statement, policy: Policy, sandbox: Sandbox, facts: RequestFacts, record: Fields
+        self,
+        statement: Statement,
+        policy: Policy,
+        sandbox: Sandbox,
+        facts: RequestFacts,
+        grant: Grant | None,
+        record: Fields,
     ) -> Permit | Held:
         """5: our own verdict. Where two policies are at work, ours counts and the client may try again (2.4)."""
         same = statement.policy_digest == policy.digest
         size = len(facts.body) if isinstance(facts.body, bytes) else 0
         now = self._clock.wall()
-        decision = await self._aside(sandbox, size, lambda: decide_request(policy, sandbox, facts, now), record)
+        decision = await self._aside(sandbox, size, lambda: _judged(policy, sandbox, facts, grant, now), record)
         match decision:
             case Denied():
                 refusal = Refusal(
@@ -489,10 +500,11 @@ class Executor:
             has_body=statement.body.kind != "none",
             now=self._clock.wall(),
         )
-        guarded = [Guarded(value=value, public_prefix=_prefix(policy, value)) for value in opened.scrub]
+        guarded = [guard for value in opened.scrub for guard in guard_other(policy, value)]
+        proof: ClientProof | None = None
         if definition is not None:  # 7
             try:
-                parts = _parts(definition, opened)
+                parts = material(definition, opened.parts, opened.version)
                 injection = apply(definition, parts, outgoing)
                 outgoing = inject(outgoing, injection)
             except BrokerError as error:
@@ -500,13 +512,19 @@ class Executor:
             ours |= {name for name, _ in injection.set_headers}
             if injection.set_cookies:
                 ours |= {"cookie"}
-            guarded += _forms(definition, parts, injection.forms)
+            if injection.certificate is not None:
+                key = injection.certificate.key.reveal()
+                proof = ClientProof.of(key, injection.certificate.chain_pem)
+            guarded += guards_of(definition, parts, injection.forms)
         try:
             patterns = await self._patterns(share.owner, guarded)
             await side.answer(Continue())  # 8
             lease = await self._pool.acquire(
-                PoolKey(target=_target(permit, policy.destinations), credential=_credential_key(opened)),
-                fresh=facts.method not in REUSED_METHODS or facts.upgrade is not None,
+                PoolKey(
+                    target=replace(_target(permit, policy.destinations), proof=proof),
+                    credential=_credential_key(opened),
+                ),
+                fresh=facts.method not in REUSED_METHODS or facts.upgrade is not None or proof is not None,
             )
         except ScrubError as error:
             return _Ended(error="answer-withheld", detail=str(error), dropped=dropped), 0
@@ -514,6 +532,12 @@ class Executor:
             return _Ended(error=error.reason, detail=error.detail_for_log, address=error.address, dropped=dropped), 0
         except StreamBroken:
             return _Ended(error="client-gone", dropped=dropped), 0
+        leads = Leads(
+            ask=lambda addresses: self._vault.grant(opened.id, addresses),
+            permit=permit,
+            method=facts.method,
+            patterns=patterns,
+        )
         transform = Shaping(
             patterns=patterns,
             restrictions=permit.restrictions,
@@ -522,6 +546,7 @@ class Executor:
             aside=lambda work: self._judging.run(share.owner, work, RESULT_SECONDS),
             granted=_tools(permit),
             here=permit.destination.authority,
+            leads=leads,
         )
         restrictions = permit.restrictions
         shaped = definition is not None or restrictions.result is not None or restrictions.answer is not None
@@ -544,11 +569,13 @@ class Executor:
                 on_response=transform.on_response if shaped else from_origin,
                 transform=transform if shaped else None,
                 relay_interim=False,
+                consider=leads.consider,
             )
         except BaseException:
             self._pool.discard(lease)
             raise
         ended = _Ended.of(result, lease, dropped=dropped, kept=shaped and transform.kept)
+        ended = replace(ended, redirect=leads.said, redirect_host=leads.host)
         if result.upgraded:
             return await self._messages(side, lease, patterns, permit, opened, ended, call, share), transform.hits
         self._give_back(lease, result)
@@ -596,7 +623,8 @@ class Executor:
         return replace(so_far(), error=result.error or "", detail=result.detail, completed=result.error is None)
 
     def _give_back(self, lease: Lease, result: ExchangeResult) -> None:
-        if result.completed and not result.error:
+        # A connection that proved itself with a key holds that key: it ends with its call.
+        if result.completed and not result.error and lease.key.target.proof is None:
             self._pool.release(lease)
         else:
             self._pool.discard(lease)
@@ -612,6 +640,7 @@ class Executor:
             "effect": permit.effect,
             "arguments": tuple(f"{name}={value}" for name, value in permit.arguments),
             "credential": permit.credential,
+            "grant": None if permit.grant is None else permit.grant.id,
             "credential_version": opened.version or None,
             "credential_owner": opened.owner or None,
         }
@@ -694,6 +723,8 @@ class _Ended:
     tls: str = ""
     kept: bool = False
     dropped: tuple[str, ...] = ()
+    redirect: str = ""
+    redirect_host: str = ""
     told: bool = False
     """The worker has the last word already (a WebSocket's Close)."""
     masked: int = 0
@@ -727,6 +758,8 @@ class _Ended:
             "address": self.address or None,
             "tls": self.tls or None,
             "kept": self.kept or None,
+            "redirect": self.redirect or None,
+            "redirect_host": self.redirect_host or None,
             "dropped_headers": self.dropped or None,
         }
 
@@ -737,6 +770,13 @@ class _Ended:
 
 
 # --- helpers ---
+
+
+def _judged(policy: Policy, sandbox: Sandbox, facts: RequestFacts, grant: Grant | None, now: float) -> Decision:
+    """The decision on a request, which may be a use of `grant`."""
+    if grant is None:
+        return decide_request(policy, sandbox, facts, now)
+    return decide_with_grant(policy, sandbox, facts, grant, now)
 
 
 def _facts(statement: Statement, record: Fields) -> RequestFacts:
@@ -802,49 +842,6 @@ def _target(permit: Permit, destinations: Mapping[str, DestinationDef]) -> DialT
 
 def _credential_key(opened: Opened) -> str | None:
     return f"{opened.credential}@{opened.version}" if opened.credential else None
-
-
-def _prefix(policy: Policy, value: bytes) -> bytes:
-    """The longest public prefix of a shape in the policy that `value` starts with."""
-    prefixes = [public_prefix(item.placeholder.shape).encode() for item in policy.credentials.values()]
-    return max((prefix for prefix in prefixes if value.startswith(prefix)), key=len, default=b"")
-
-
-def _parts(definition: CredentialDef, opened: Opened) -> dict[str, Secret]:
-    """The material of this call. Raises SecretRefused."""
-    return {
-        part: Secret(
-            value,
-            name=opened.credential,
-            version=opened.version,
-            scrub=definition.scrub and not is_public(definition.kind, part),
-        )
-        for part, value in opened.parts
-    }
-
-
-def _forms(definition: CredentialDef, parts: Mapping[str, Secret], forms: tuple[bytes, ...]) -> list[Guarded]:
-    """What must not come back: the secret parts, and each form that the kind made which holds none in a known coding.
-
-    `user:secret` and its base64 are covered by the secret's own patterns; adding them would make the user name a hit.
-    """
-    if not definition.scrub:
-        return []
-    prefix = public_prefix(definition.placeholder.shape).encode()
-    values = [secret.reveal() for part, secret in parts.items() if not is_public(definition.kind, part)]
-    guarded = [Guarded(value=value, public_prefix=prefix) for value in values]
-    for form in forms:
-        plain = _unbased(form)
-        if not any(value in form or value in plain for value in values):
-            guarded.append(Guarded(value=form))
-    return guarded
-
-
-def _unbased(form: bytes) -> bytes:
-    try:
-        return base64.b64decode(form, validate=True)
-    except ValueError:
-        return b""
 
 
 _COMPILED: WeakValueDictionary[frozenset[Guarded], Patterns] = WeakValueDictionary()

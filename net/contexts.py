@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from net.aside import Aside, Busy
 from net.stream import NetError
-from net.trust import TrustKey, TrustUnusable, system_bundle
+from net.trust import ClientProof, TrustKey, TrustUnusable, system_bundle
 from rules.names import Host, Owner
 
 ChainSource = Callable[[Host, Owner | None], Awaitable[str]]
@@ -161,8 +161,13 @@ class ClientContexts:
         self._capacity = capacity
         self._made: OrderedDict[TrustKey, asyncio.Future[ssl.SSLContext]] = OrderedDict()
 
-    async def get(self, trust: TrustKey) -> ssl.SSLContext:
-        """The context that trusts exactly `trust`. Raises TrustUnusable (empty or unreadable CA, no system store)."""
+    async def get(self, trust: TrustKey, proof: ClientProof | None = None) -> ssl.SSLContext:
+        """The context that trusts exactly `trust`. Raises TrustUnusable (empty or unreadable CA, no system store).
+
+        One that proves itself with `proof` is made for one connection and not kept: it holds a key.
+        """
+        if proof is not None:
+            return await asyncio.to_thread(client_context, trust, proof)
         making = self._made.get(trust)
         if making is None:
             making = asyncio.ensure_future(asyncio.to_thread(client_context, trust))
@@ -186,7 +191,7 @@ class ClientContexts:
             del self._made[trust]  # the next dial tries again
 
 
-def client_context(trust: TrustKey) -> ssl.SSLContext:
+def client_context(trust: TrustKey, proof: ClientProof | None = None) -> ssl.SSLContext:
     """A verifying context for one trust set; blocking (26 ms for the system store). Raises TrustUnusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies chain and name
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -208,4 +213,9 @@ def client_context(trust: TrustKey) -> ssl.SSLContext:
         raise TrustUnusable(f"the certificate authorities cannot be read ({type(error).__name__})") from None
     if not context.cert_store_stats()["x509"]:
         raise TrustUnusable("there is no certificate in the certificate authorities")
+    if proof is not None:
+        try:
+            load_chain(context, proof.pem)
+        except (OSError, ValueError):
+            raise TrustUnusable("the client certificate and its key cannot be used together") from None
     return context

@@ -36,7 +36,7 @@ from net.interfaces import InterfacesUnreadable, local_addresses
 from net.resolve import Lookups, ResolveFailed
 from net.stream import ByteStream, NetError, StreamBroken, open_socket_stream
 from net.tls import PeerCertificateRefused, client_side
-from net.trust import SYSTEM_TRUST, TrustKey, TrustUnusable
+from net.trust import SYSTEM_TRUST, ClientProof, TrustKey, TrustUnusable
 from net.turns import Turns
 from net.upstream import DELEGATED, ProxyRefused, UpstreamProxy, ask_for_tunnel, why_not_by_name
 from rules.names import OWN_NAME, Destination
@@ -80,6 +80,8 @@ class DialTarget:
     addresses_allowed: tuple[IPv4Network | IPv6Network, ...] = ()
     static: tuple[str, ...] = ()
     trust: TrustKey = SYSTEM_TRUST
+    proof: ClientProof | None = None
+    """What the connection proves itself with, where the upstream asks for a client certificate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,7 @@ class SocketDialer:
             self._lookups.keep(target.tenant, target.sandbox, host, addresses)
         try:
             async with asyncio.timeout(self._seconds):
-                context = await self._contexts.get(target.trust) if target.want_tls else None
+                context = await self._contexts.get(target.trust, target.proof) if target.want_tls else None
                 connection, address = await self._connect(vetted, port)  # 4, 5
                 stream = await self._stream(target, connection)
                 if context is None:
@@ -185,7 +187,7 @@ class SocketDialer:
         try:
             addresses = await self._proxy_addresses(proxy)  # p2
             async with asyncio.timeout(self._seconds):
-                context = await self._contexts.get(trust) if target.want_tls else None
+                context = await self._contexts.get(trust, target.proof) if target.want_tls else None
                 connection, _ = await self._connect(addresses, proxy.port)  # p3
                 stream = await self._stream(target, connection)
                 try:

@@ -45,6 +45,21 @@ class TrustKey:
 SYSTEM_TRUST = TrustKey()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientProof:
+    """A client certificate for the connections of one call. Equal ones may share a connection: the digest decides."""
+
+    digest: str
+    """SHA-256 of the PEM, in hex."""
+    pem: bytes = field(repr=False, compare=False)
+    """The key, unencrypted, and the chain, the leaf first."""
+
+    @classmethod
+    def of(cls, key_pem: bytes, chain_pem: bytes) -> ClientProof:
+        pem = key_pem.rstrip() + b"\n" + chain_pem
+        return cls(digest=hashlib.sha256(pem).hexdigest(), pem=pem)
+
+
 def system_bundle(candidates: tuple[str, ...] = SYSTEM_BUNDLES) -> Path:
     """Return the file that holds the machine's root certificates. Raises TrustUnusable where there is none.
 

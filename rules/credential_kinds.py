@@ -70,7 +70,7 @@ _AWS_STS = ("role_arn", "sts_url", "external_id", "duration", "session_policy")
 _ROWS = (
     KindDef(name="bearer", where="bearer"),
     KindDef(name="basic", where="basic", keys=("username",)),
-    KindDef(name="header", where="header", keys=("header", "template")),
+    KindDef(name="header", where="header", keys=("header", "template", "also")),
     KindDef(name="query", where="query", keys=("query",)),
     KindDef(name="headers", where="header", keys=("headers",), open=True),
     KindDef(name="cookie", where="cookie", keys=("cookie",), open=True),

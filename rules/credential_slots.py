@@ -1,6 +1,6 @@
 """From what is written of a kind to its slots and parameters; the same for credentials.yaml and for the catalogue.
 
-    header     header: X-Api-Key, template: "Token {value}"
+    header     header: X-Api-Key, template: "Token {value}"   also: [bearer, basic] where the provider takes those, too
     headers    headers: {DD-API-KEY: "{api_key}", DD-APPLICATION-KEY: "{application_key}"}
     query      query: key
     cookie     cookie: sessionid                              or a mapping of names to "{part}"
@@ -20,10 +20,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rules.credential_kinds import KINDS, MAX_PARTS, PART, VALUE
-from rules.policy import Slot
+from rules.policy import Slot, Where
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}\Z")
 _QUERY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
@@ -102,7 +102,11 @@ def read_form(kind: str, written: Mapping[str, Any]) -> Form:
 
 def _header(written: Mapping[str, Any]) -> Form:
     name = header_name("header", _text(written, "header"))
-    return Form(slots=(Slot(where="header", name=name, template=_template(written, "template", "{value}", VALUE)),))
+    lead = Slot(where="header", name=name, template=_template(written, "template", "{value}", VALUE))
+    others = _texts(written, "also") if "also" in written else ()
+    if others and (name == "authorization" or set(others) - {"bearer", "basic"}):
+        raise BadForm("also", "the same secret can also go as bearer or basic, where its own header is another")
+    return Form(slots=(lead, *(Slot(where=cast("Where", word)) for word in others)))
 
 
 def _headers(written: Mapping[str, Any]) -> Form:

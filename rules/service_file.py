@@ -204,7 +204,7 @@ class _Parser:
         entry = self.mapping(value, path)
         kind = self.choice(entry.get("kind"), (*path, "kind"), tuple(KINDS))
         own = KINDS[kind].keys if kind in KINDS else ()
-        self.keys(entry, path, ("kind", "at", "placeholder", "also", *own), ("kind", "at", "placeholder"))
+        self.keys(entry, path, ("kind", "at", "placeholder", *own), ("kind", "at", "placeholder"))
         written = {key: entry[key] for key in own if key in entry and key != "username"}
         slots: tuple[Slot, ...] = ()
         try:

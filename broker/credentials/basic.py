@@ -14,13 +14,24 @@ from broker.vault.secret import Secret
 from rules.placeholders import contains, split_basic
 from rules.policy import CredentialDef
 
+_NAME = "authorization"
+
 
 def apply_basic(definition: CredentialDef, parts: Mapping[str, Secret], request: Outgoing) -> Injection:
-    """The pair in the slot's header. Raises KindFault where no user name is known."""
-    name = definition.slot.name.lower()
-    secret = part(parts)
+    """The pair in Authorization. Raises KindFault where no user name is known."""
+    rendered, forms = basic_pair(definition, part(parts), request)
+    return Injection(
+        remove_headers=managed_headers(definition),
+        remove_query=managed_query(definition),
+        set_headers=((_NAME, rendered),),
+        forms=forms,
+    )
+
+
+def basic_pair(definition: CredentialDef, secret: bytes, request: Outgoing) -> tuple[str, tuple[bytes, ...]]:
+    """(the field's value, the forms that carry the secret). Raises KindFault where no user name is known."""
     header_text(secret)
-    sent = [split for key, value in request.headers if key == name and (split := split_basic(value)) is not None]
+    sent = [split for key, value in request.headers if key == _NAME and (split := split_basic(value)) is not None]
     user, password = sent[0] if len(sent) == 1 else (None, "")
     if definition.username is not None:
         pair = definition.username.encode() + b":" + secret
@@ -31,9 +42,4 @@ def apply_basic(definition: CredentialDef, parts: Mapping[str, Secret], request:
     else:
         raise KindFault("kind-request-form", "the client sent no user name and the credential has none")
     encoded = base64.b64encode(pair)
-    return Injection(
-        remove_headers=managed_headers(definition),
-        remove_query=managed_query(definition),
-        set_headers=((name, f"Basic {encoded.decode('ascii')}"),),
-        forms=(secret, pair, encoded),
-    )
+    return f"Basic {encoded.decode('ascii')}", (secret, pair, encoded)

@@ -256,7 +256,7 @@ def test_the_test_runner_notices_what_is_wrong() -> None:
             "credential: {kind: bearer, template: 'T {value}', at: [api], placeholder: {env: X, shape: 'x{24}'}}\n"
             "operations:\n",
             "5:",
-            "template",
+            "unknown key",
         ),
     ],
 )
