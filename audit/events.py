@@ -105,6 +105,7 @@ SPECS: Final[Mapping[str, FieldSpec]] = {
     "ticket": _field(_P, str, "ticket of a held request"),
     "quiet": _field(_P, bool, "denied by a rule marked quiet"),
     "arguments": _field(_P, tuple, "judged arguments as name=value"),
+    "grant": _field(_P, str, "the grant that a redirect made, and that this request made or used"),
     # Credential.
     "credential": _field(_P, str, "credential name"),
     "credential_version": _field(_P, str, "version of the secret used"),
@@ -138,6 +139,8 @@ SPECS: Final[Mapping[str, FieldSpec]] = {
     "attempt": _field(_P, int, "number of this attempt of a read operation"),
     # What came of it.
     "status": _field(_P, int, "HTTP status sent to the client"),
+    "redirect_host": _field(_P, str, "host that the answer leads to, where it is another"),
+    "redirect": _field(_P, str, "granted, or why not: undeclared, not granted"),
     "upstream_status": _field(_P, int, "HTTP status that the upstream answered"),
     "bytes_up": _field(_P, int, "bytes sent upstream"),
     "bytes_down": _field(_P, int, "bytes sent to the client"),
@@ -228,7 +231,7 @@ def _names(text: str) -> frozenset[str]:
 _WHO = frozenset({"tenant", "sandbox", "owner", "agent", "task", "role", "epoch"})
 _JUDGED = _names(
     "decision rule rules operation effect service policy generation reason remedy approval ticket quiet arguments "
-    "credential credential_version credential_owner credential_kind source fingerprint"
+    "grant credential credential_version credential_owner credential_kind source fingerprint"
 )
 _ATTEMPT = _names(
     "request_id connection_id lane channel protocol method scheme host port path path_template query_keys asked "
@@ -237,7 +240,7 @@ _ATTEMPT = _names(
 )
 _RESULT = _names(
     "status upstream_status bytes_up bytes_down duration_us error detail completed address tls uninspected "
-    "redacted kept"
+    "redacted kept redirect redirect_host"
 )
 _REQUEST = _WHO | _JUDGED | _ATTEMPT | _RESULT
 _PROCESS = _names("program instance pid uid version exit_code shared_uid detail error reason duration_us")
@@ -285,6 +288,9 @@ EVENTS: Final[Mapping[str, EventSpec]] = {
     "broker.intent": _event("XB001I", "a credentialed call is about to be made", _REQUEST, _JUDGED_REQUEST, _BROKER),
     "broker.outcome": _event("XB002I", "what came of a credentialed call", _REQUEST, _JUDGED_REQUEST, _BROKER),
     "broker.refused": _event("XB003W", "the broker refused a hand-off", _REQUEST, _NOTHING, _BROKER),
+    "redirect.granted": _event(
+        "XB006I", "a declared redirect opened one address", _REQUEST | {"ttl_s"}, _NAMED | {"grant"}, _BROKER
+    ),
     "secret.echoed": _event("XB004W", "an answer held a secret; it was masked", _REQUEST, _NOTHING, _BROKER),
     "credential.disarmed": _event(
         "XB005W", "a credential is no longer used for a sandbox", _REQUEST | {"count", "why"}, _NOTHING, _BROKER

@@ -131,12 +131,19 @@ def spelled(headers: Pairs, received: Pairs, ours: frozenset[str]) -> tuple[tupl
 
 
 def response_head(
-    head: ResponseHead, restrictions: Restrictions, patterns: Patterns, *, body_changes: bool, here: str = ""
+    head: ResponseHead,
+    restrictions: Restrictions,
+    patterns: Patterns,
+    *,
+    body_changes: bool,
+    here: str = "",
+    granted: frozenset[str] = frozenset(),
 ) -> tuple[ResponseHead, int]:
     """Return the head that the sandbox sees and how many secrets were masked in it.
 
     `here` is the authority that answers. An operation whose `answer_headers` name `location` goes on where a 201 or 202
     of that very place says, query included: the next piece of an upload, judged like every request.
+    `granted` are addresses that the sandbox may fetch from now on: a redirect there goes on as it is.
     `body_changes`: the body is decoded or pruned, so fields that describe its old bytes go.
     """
     allowed = BASE_RESPONSE_HEADERS | restrictions.response_headers
@@ -155,6 +162,9 @@ def response_head(
             if lower in once:
                 continue
             once.add(lower)
+        if lower == "location" and text in granted:
+            kept.append((name, value))
+            continue
         if lower in ("location", "content-location") and not is_bare_location(text):
             goes_on = lower == "location" and head.status in (201, 202) and lower in restrictions.response_headers
             if not goes_on or not is_own_location(text, here):

@@ -19,13 +19,14 @@ from typing import Final, Protocol
 
 from broker.codings import CodingRefused, Decoder, coding_of, decoder_for
 from broker.headers import response_head
-from broker.lfs import without_authority
+from broker.leads import Leads
+from broker.lfs import elsewhere, without_authority
 from broker.result import KeepInvalid, ResultRefused, prune
 from broker.scrub import Patterns, Scrubber, slices
 from broker.tools import Event, Events, only_granted
 from net.aside import Busy
 from net.exchange import AnswerRefused
-from rules.decision import Restrictions
+from rules.decision import AnswerSpec, Restrictions
 from rules.operations.media import media_type
 from wire.heads import ResponseHead
 
@@ -73,12 +74,14 @@ class Shaping:
         aside: Aside = _in_a_thread,
         granted: Callable[[str], bool] | None = None,
         here: str = "",
+        leads: Leads | None = None,
     ) -> None:
         """`rest` is awaited between two slices of work; `aside` runs what cannot be sliced.
 
         `granted` says of a tool's name whether it may be shown; it is used where `restrictions.answer` is set.
-        `here` is the authority that answers (Destination.authority).
+        `here` is the authority that answers (Destination.authority), `leads` where it leads.
         """
+        self._leads = leads
         self._here = here
         self._granted = granted
         self._events: Events | None = None
@@ -142,6 +145,7 @@ class Shaping:
             self._patterns,
             body_changes=not self._keeps_length or (bodiless and bool(head.get("content-encoding"))),
             here=self._here,
+            granted=self._leads.granted if self._leads is not None else frozenset(),
         )
         return shaped
 
@@ -203,8 +207,18 @@ class Shaping:
         if answer is None:
             return message
         if answer.name == "lfs_batch":
-            return await self._beside(lambda: without_authority(message, answer.bound, self._here))
+            return await self._hrefs(message, answer)
         return await self._beside(lambda: only_granted(message, answer.bound, fits or _nothing))
+
+    async def _hrefs(self, message: bytes, answer: AnswerSpec) -> bytes:
+        """An LFS batch answer: what it names elsewhere is asked about, what nobody granted is not shown."""
+        granted: frozenset[str] = frozenset()
+        if self._leads is not None:
+            named = await self._beside(lambda: elsewhere(message, answer.bound, self._here))
+            granted = await self._leads.addresses(line for line in named.decode().split("\n") if line)
+        if not answer.strip:
+            return message
+        return await self._beside(lambda: without_authority(message, answer.bound, self._here, granted))
 
     async def _beside(self, work: Callable[[], bytes]) -> bytes:
         """Run `work` where whole answers are parsed. Raises AnswerRefused."""

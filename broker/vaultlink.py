@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from typing import Any, Protocol, assert_never
 
@@ -23,6 +23,7 @@ from net.process import complain
 from net.stream import StreamBroken
 from rules.compile import DocumentFault, compile_policy
 from rules.facts import BodyAttested, Sandbox
+from rules.grants import GrantBook
 from rules.names import Owner
 from rules.policy import Policy
 from wire.control import (
@@ -34,6 +35,10 @@ from wire.control import (
     Drain,
     Echo,
     FromVault,
+    GrantAsk,
+    Granted,
+    Grants,
+    GrantsTaken,
     Heartbeat,
     Hello,
     Leaf,
@@ -50,6 +55,8 @@ from wire.control import (
     encode,
 )
 
+GRANT_SECONDS = 6.0
+"""Longest wait for a grant: a durable record, and every process taking it up. Then there is none."""
 OPEN_SECONDS = 10.0
 """Longest wait for the vault's word on one hand-off; its own deadline is shorter."""
 
@@ -70,6 +77,8 @@ class ExecutorSnapshot:
     sandboxes: Mapping[Owner, Sandbox]
     """By (tenant, sandbox id)."""
     addresses: AddressTable
+    grants: GrantBook = field(default_factory=GrantBook)
+    """What redirects opened; the same book in every snapshot."""
 
 
 class Vault(Protocol):
@@ -85,6 +94,10 @@ class Vault(Protocol):
 
     async def open(self, sealed: bytes, attested: BodyAttested | None) -> Opened | OpenRefused:
         """The vault's last word on one statement. Raises VaultUnavailable."""
+        ...
+
+    async def grant(self, call: int, addresses: tuple[str, ...]) -> tuple[bool, ...]:
+        """Which of the addresses that the answer to Open `call` leads to are granted, in order. Never raises."""
         ...
 
     def done(self, message: Done) -> None:
@@ -119,6 +132,8 @@ class VaultLink:
         self._on_floor = on_floor
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Opened | OpenRefused]] = {}
+        self._asking: dict[int, asyncio.Future[Granted]] = {}
+        self._grants = GrantBook()
         self._keys: dict[str, bytes] = {}
         self._snapshot: ExecutorSnapshot | None = None
         self._heard = clock.boot()
@@ -142,6 +157,9 @@ class VaultLink:
                     waiting.set_exception(VaultUnavailable())
                     waiting.exception()  # nobody may be left to look at it
             self._waiting.clear()
+            for asking in self._asking.values():
+                asking.cancel()
+            self._asking.clear()
             for cut in self._cuts:
                 cut.cancel()
 
@@ -174,6 +192,24 @@ class VaultLink:
         finally:
             self._waiting.pop(number, None)
 
+    async def grant(self, call: int, addresses: tuple[str, ...]) -> tuple[bool, ...]:
+        nothing = (False,) * len(addresses)
+        if self._snapshot is None or self.silent:
+            return nothing
+        number = next(self._ids)
+        answer: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
+        self._asking[number] = answer
+        try:
+            self._send(GrantAsk(id=number, call=call, addresses=addresses))
+            async with asyncio.timeout(GRANT_SECONDS):
+                await self._frames.drain()
+                made = (await answer).made
+        except (TimeoutError, StreamBroken):
+            return nothing
+        finally:
+            self._asking.pop(number, None)
+        return made if len(made) == len(addresses) else nothing
+
     def done(self, message: Done) -> None:
         self._send(message)
 
@@ -202,7 +238,17 @@ class VaultLink:
                 elif isinstance(message, Opened):
                     # Whoever asked has left: the vault must not believe that this call was made.
                     self._send(Done(id=message.id, sent=False))
+            case Granted():
+                asking = self._asking.get(message.id)
+                if asking is not None and not asking.done():
+                    asking.set_result(message)
+            case Grants():
+                self._grants.key = message.key
+                self._grants.put((message.tenant, message.sandbox), message.grants, self._clock.wall())
+                self._send(GrantsTaken(id=message.id))
             case Cut():
+                if message.kind == "sandbox":
+                    self._grants.drop((message.tenant, message.subject))
                 task = asyncio.get_running_loop().create_task(self._cut(message))
                 self._cuts.add(task)
                 task.add_done_callback(self._cuts.discard)
@@ -220,7 +266,7 @@ class VaultLink:
             return
         finally:
             self._heard = self._clock.boot()
-        self._snapshot = fresh
+        self._snapshot = replace(fresh, grants=self._grants)
         self._send(Ack(generation=message.generation))
 
     async def _cut(self, message: Cut) -> None:

@@ -27,12 +27,13 @@ from proxy import gate, mitm_process
 from proxy.lanes import mitm, tools
 from proxy.limits import DIVIDED, READ_UPLOADS, LimitTable
 from proxy.mcp import MAX_RESULT
-from rules import paths
+from rules import grants, paths
 from rules.decision import ResultSpec
 from rules.explicit import MAX_INPUT
 from rules.operation_parts import DEFAULT_BODY
+from rules.redirects import MAX_URL
 from wire.clienthello import MAX_HELLO
-from wire.control import SILENCE_SECONDS
+from wire.control import MAX_ADDRESSES, SILENCE_SECONDS
 from wire.handoff import LIFE_SECONDS
 
 HOUR = 3600
@@ -211,6 +212,11 @@ def bounds() -> tuple[tuple[str, str], ...]:
             "inputs of operations and calls of tools (help host)",
             f"{size(MAX_INPUT)}; {tools.CALLS} calls at a time per sandbox and worker, each of "
             f"{seconds(tools.CALL_SECONDS)} and {size(MAX_RESULT)} of answer",
+        ),
+        (
+            "addresses opened by redirects",
+            f"{grants.USES} uses within {grants.LIFE_SECONDS / 60:.0f} minutes; {size(MAX_URL)} each; "
+            f"{grants.MAX_GRANTS:,} of a sandbox, then the oldest ends; {MAX_ADDRESSES} of one answer",
         ),
         (
             "answer with `result:`",

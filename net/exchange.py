@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -146,15 +146,16 @@ async def exchange(
     on_response: Callable[[ResponseHead], ResponseHead],
     transform: BodyTransform | None = None,
     relay_interim: bool = True,
+    consider: Callable[[ResponseHead], Awaitable[None]] | None = None,
 ) -> ExchangeResult:
     """Relay one exchange and return how it ended; never raises for what peers do.
 
     `on_response` gets the final head without hop-by-hop fields and returns the one to send; it may raise
-    AnswerRefused. After an error with the head already sent, `server` was aborted; the upstream connection is aborted
-    after any error. After an early answer upstream.reusable is False and the server connection has body left: call
-    discard_bounded().
+    AnswerRefused. `consider` is awaited with the final head before that. After an error with the head already sent,
+    `server` was aborted; the upstream connection is aborted after any error. After an early answer
+    upstream.reusable is False and the server connection has body left: call discard_bounded().
     """
-    relay = _Relay(server, upstream, request, on_response, transform, relay_interim)
+    relay = _Relay(server, upstream, request, on_response, transform, relay_interim, consider)
     try:
         async with asyncio.timeout(upstream.limits.exchange_timeout):
             await relay.run()
@@ -195,6 +196,7 @@ class _Relay:
         "bytes_up",
         "client_failure",
         "completed",
+        "consider",
         "detail",
         "error",
         "head_sent",
@@ -218,6 +220,7 @@ class _Relay:
         on_response: Callable[[ResponseHead], ResponseHead],
         transform: BodyTransform | None,
         relay_interim: bool,
+        consider: Callable[[ResponseHead], Awaitable[None]] | None,
     ) -> None:
         self.server = server
         self.upstream = upstream
@@ -225,6 +228,7 @@ class _Relay:
         self.on_response = on_response
         self.transform = transform
         self.relay_interim = relay_interim
+        self.consider = consider
         self.status: int | None = None
         self.bytes_up = self.bytes_down = self.interims = 0
         self.completed = self.head_sent = self.upgraded = False
@@ -245,6 +249,8 @@ class _Relay:
                 self.interims += 1
                 await self._pass_interim(head)
             self.status = head.status
+            if self.consider is not None:
+                await self.consider(head)
             await self._answer(head)
         except (StreamBroken, HeadRefused):
             # Where the upload gave up because of the client, what the upstream's stream says is only the echo.

@@ -18,6 +18,7 @@ from net.addresses import AddressTable
 from proxy.ports import Clock, DirectoryUnavailable, ProxyError, Registered, Snapshot
 from rules.compile import compile_policy
 from rules.facts import Sandbox
+from rules.grants import GrantBook
 from rules.names import SandboxId
 from rules.policy import Policy
 from wire.control import SILENCE_SECONDS
@@ -43,6 +44,8 @@ class SnapshotDirectory:
         self._heard = clock.boot()
         self._ended: OrderedDict[bytes, None] = OrderedDict()
         self._lost = False
+        self.grants = GrantBook()
+        """What redirects opened. Whoever has ended, or was not heard of yet, is refused whatever stands here."""
 
     def snapshot(self) -> Snapshot:
         """See proxy.ports.Directory."""
@@ -89,7 +92,8 @@ class SnapshotDirectory:
                 self._ended.popitem(last=False)
         for digest in snapshot.by_token:
             self._ended.pop(digest, None)
-        self._snapshot = replace(snapshot, ended_tokens=snapshot.ended_tokens | frozenset(self._ended))
+        ended = snapshot.ended_tokens | frozenset(self._ended)
+        self._snapshot = replace(snapshot, ended_tokens=ended, grants=self.grants)
         self.beat()
         return self._snapshot
 

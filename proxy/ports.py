@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from net.addresses import AddressTable
 from rules.facts import Sandbox
+from rules.grants import GrantBook
 from rules.names import SandboxId
 from rules.policy import Policy
 
@@ -83,6 +84,8 @@ class Snapshot:
     """Ports on which a TLS client speaks first because some rule inspects them (RULINGS 5.6)."""
     addresses: AddressTable = field(default_factory=AddressTable)
     """What counts as "inside" on this node, as the vault knows it; the dialer adds the interfaces."""
+    grants: GrantBook = field(default_factory=GrantBook)
+    """What redirects opened: the worker's one book, in every snapshot."""
 
 
 class Directory(Protocol):

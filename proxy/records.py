@@ -46,6 +46,8 @@ class Outcome:
     """A sentence of ours for the operator; never text from a peer, never shown to the client."""
     address: str = ""
     tls: str = ""
+    redirect_host: str = ""
+    """The other host that the answer leads to."""
 
 
 def who(sandbox: Sandbox | None) -> Fields:
@@ -106,6 +108,7 @@ def outcome(result: Outcome, duration_us: int) -> Fields:
         "detail": result.detail or None,
         "address": result.address or None,
         "tls": result.tls or None,
+        "redirect_host": result.redirect_host or None,
         "duration_us": duration_us,
     }
 

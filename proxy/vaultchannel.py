@@ -24,6 +24,9 @@ from wire.control import (
     Drain,
     FromVault,
     Frozen,
+    Granted,
+    Grants,
+    GrantsTaken,
     Heartbeat,
     Hello,
     Leaf,
@@ -60,6 +63,9 @@ class VaultHandler(Protocol):
 
     async def snapshot(self, generation: int, document: bytes) -> bool:
         """Put it in force; False where it cannot be read (it is then not acknowledged)."""
+
+    def grants(self, message: Grants) -> None:
+        """What redirects opened."""
 
     async def cut(self, message: Cut) -> int:
         """Close what matches; return how many."""
@@ -165,6 +171,9 @@ class VaultChannel:
                 case Snapshot():
                     if await self._handler.snapshot(message.generation, message.document):
                         self._send(Ack(generation=message.generation))
+                case Grants():
+                    self._handler.grants(message)
+                    self._send(GrantsTaken(id=message.id))
                 case Cut():
                     closed = await self._handler.cut(message)
                     self._send(CutDone(id=message.id, closed=closed))
@@ -172,7 +181,7 @@ class VaultChannel:
                     self._handler.drain(message.seconds)
                 case Heartbeat() | Leaf() | LeafRefused():
                     pass  # answered while reading
-                case WorkerKey() | WorkerGone() | Opened() | OpenRefused():
+                case WorkerKey() | WorkerGone() | Opened() | OpenRefused() | Granted():
                     return  # for executors: a vault that mistakes us for one is not followed
                 case _:
                     assert_never(message)

@@ -76,7 +76,7 @@ from rules.decision import TunnelPermit
 from rules.facts import TunnelFacts
 from rules.lookup import name_exists
 from rules.names import OWN_NAME, Host, Owner, SandboxId
-from wire.control import MAX_FROM_VAULT, Claim, Cut
+from wire.control import MAX_FROM_VAULT, Claim, Cut, Grants
 from wire.dns import Unknown
 from wire.probe import MARK
 
@@ -237,6 +237,7 @@ class Room:
                 return self.cut_all("policy-changing")
             case "sandbox":
                 mine = (message.tenant, message.subject)
+                self.directory.grants.drop(mine)
                 self.budgets.forget(*mine)
                 self.leaf_budget.forget(*mine)
                 self.pace.forget(*mine)
@@ -283,7 +284,9 @@ class Room:
         registered = snapshot.sandboxes.get(SandboxId(sandbox))
         if registered is None:
             raise Unknown
-        return name_exists(snapshot.policy, registered.sandbox, host, self.clock.wall())
+        now, box = self.clock.wall(), registered.sandbox
+        granted = snapshot.grants.at((box.tenant, box.id), host, 443, now) is not None
+        return granted or name_exists(snapshot.policy, box, host, now)
 
     def _pooled_allowed(self, snapshot: Snapshot, key: PoolKey) -> bool:
         registered = snapshot.sandboxes.get(SandboxId(key.target.sandbox))
@@ -457,6 +460,10 @@ class Worker:
         self._current.set()
         self._tell_ready()
         return True
+
+    def grants(self, message: Grants) -> None:
+        self._directory.grants.key = message.key
+        self._directory.grants.put((message.tenant, message.sandbox), message.grants, self._clock.wall())
 
     async def cut(self, message: Cut) -> int:
         return self._room.cut(message)

@@ -3,7 +3,8 @@
 `mcp_tools`: a server's list of tools shows those that the rules grant, and no other. A tool that is listed and then
 refused sends an agent in circles, and its description is text of the server's that an agent reads. The list is cut for
 convenience and hygiene; what protects is that each call is judged by itself.
-`lfs_batch`: signed URLs and tokens that a forge adds stay with the broker. That does protect.
+`lfs_batch`: signed URLs and tokens that a forge adds stay with the broker. That does protect. Addresses that the
+operation declares (`redirects:`) are granted, one by one, and stay.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rules.policy import Operation, Rule
 
 _CALL = "tools/call"
 _LFS = "lfs_batch"
-"""Concerns only what was made from a credential of ours: what a forge tells everybody is no authority of anybody's."""
+"""Takes away only what was made from a credential of ours: what everybody is told is no authority of anybody's."""
 
 
 def answer_spec(
@@ -30,11 +31,12 @@ def answer_spec(
     same place could fit a rule, whatever else the rule binds. An answer that two operations would treat differently
     is treated by the first, in order of its name.
     """
-    names = sorted({op.answer for op in matched if op.answer and (credentialed or op.answer != _LFS)})
+    leads = all(op.redirects for op in matched)
+    names = sorted({op.answer for op in matched if op.answer and (credentialed or leads or op.answer != _LFS)})
     if not names:
         return None
     if names[0] == _LFS:
-        return AnswerSpec(name=_LFS, patterns=())
+        return AnswerSpec(name=_LFS, patterns=(), strip=credentialed)
     patterns: set[str] = set()
     for rule in allowing:
         if not any(_calls_here(op, facts) for op in rule.operations):

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rules.facts import Sandbox
+from rules.grants import Grant
 from rules.names import CredentialRef, Destination, RuleId
+from rules.policy import RedirectSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,8 @@ class AnswerSpec:
     patterns: tuple[str, ...] | None
     bound: int = 4 << 20
     """Bytes of one message of the answer, after decoding."""
+    strip: bool = True
+    """`lfs_batch`: what was made from a credential of ours stays out. False: the answer is only looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +87,15 @@ class Restrictions:
     """True only with `client_auth: pass`: the client's own authority may travel."""
     placeholders_inert: bool = False
     websocket: bool = False
-    redirects_declared: bool = False
+    redirects: tuple[tuple[RedirectSpec, ...], ...] = ()
+    """Where the answer may lead, of each operation that the request is; () where one of them declares nothing."""
     download: bool = False
     protocol: str = "http1"
     """`http1` or `h2`: the lane."""
+
+    @property
+    def redirects_declared(self) -> bool:
+        return bool(self.redirects)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +113,8 @@ class Permit:
     arguments: tuple[tuple[str, str], ...] = ()
     needs_state: bool = False
     """True where counting, approval or a one-shot grant makes the broker decide (RULINGS 9.3)."""
+    grant: Grant | None = None
+    """The address was opened by a redirect: this is a use of that grant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@
       to: [storage.googleapis.com]              # host patterns as in a rule; https, port 443
       path: /proxy-golang-org-prod/**           # left out: any path
       query_keys: [X-Goog-Signature, ...]       # the only names that the query may hold; left out: no query
+      then: {to: [...], ...}                    # where that address may lead in its turn; left out: nowhere
 
 What a declaration has to say, so that a place which somebody else can fill is not opened (`check_redirect`):
 
@@ -19,7 +20,8 @@ Storage (V2 and V4 signed URLs), Azure Storage (service SAS).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from rules.grammar import is_public_suffix, registrable
@@ -35,6 +37,10 @@ MAX_URL: Final = 4096
 """Characters of an address that an answer may lead to."""
 MAX_TARGETS: Final = 16
 """Hosts of one declaration."""
+
+
+STATUSES: Final = frozenset({301, 302, 303, 307, 308})
+"""Answers whose Location a client follows (RFC 9110 section 15.4)."""
 
 
 class InvalidRedirect(ValueError):
@@ -66,6 +72,37 @@ def parse_target(text: str) -> HostPattern:
             return HostPattern(kind="one", suffix=suffix)
         case _:
             return HostPattern(kind="exact", suffix=suffix)
+
+
+def host_of(location: str) -> str:
+    """The canonical host of an absolute address; "" for every other text. For records, not for decisions."""
+    scheme, separator, rest = location.partition("://")
+    if not separator or scheme.lower() not in ("http", "https"):
+        return ""
+    authority = rest.partition("/")[0].partition("?")[0].partition("#")[0].rpartition("@")[2]
+    try:
+        return parse_authority(authority, 443)[0].text
+    except InvalidName:
+        return ""
+
+
+def declared(alternatives: Sequence[Sequence[RedirectSpec]], location: str) -> RedirectSpec | None:
+    """The first declaration that means `location`, if every operation that a request is has one; else None.
+
+    `alternatives` are the declarations of each of those operations (Restrictions.redirects). Never raises.
+    """
+    found = [next((spec for spec in specs if leads_to(spec, location)), None) for specs in alternatives]
+    if not found or any(spec is None for spec in found):
+        return None
+    first = found[0]
+    # Two operations that both lead there: what follows would have to be declared by both, and is by neither.
+    return first if first is None or len(found) == 1 else replace(first, then=())
+
+
+def place_of(location: str) -> tuple[Host, str]:
+    """The host and the target (path and query, as written) of a `location` for which `leads_to` is true."""
+    authority, slash, below = location.partition("://")[2].partition("/")
+    return parse_authority(authority, 443)[0], slash + below
 
 
 def leads_to(spec: RedirectSpec, location: str) -> bool:

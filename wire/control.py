@@ -1,7 +1,8 @@
 """Control messages between the vault and its workers and executors, over one inherited stream each.
 
     vault -> process   Welcome WorkerKey WorkerGone Snapshot Heartbeat Cut Drain Leaf LeafRefused Opened OpenRefused
-    process -> vault   Hello Ack LeafRequest CutDone Open Done Echo Checked Frozen Claim
+                       Granted Grants
+    process -> vault   Hello Ack LeafRequest CutDone Open Done Echo Checked Frozen Claim GrantAsk GrantsTaken
 
 Rules: frames of wire/frames.py, fixed layouts of wire/fields.py. What the vault reads is only the second line: no
 JSON, no nesting (RULINGS 1.1). What it sends may hold one JSON document (the snapshot), bounded by MAX_FROM_VAULT.
@@ -16,6 +17,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rules.facts import BodyAttested
+from rules.grants import DIGEST_BYTES, MAX_GRANTS, Grant
+from rules.names import CredentialRef, RuleId
+from rules.redirects import MAX_URL
 from wire.doctor import MAX_CODES
 from wire.fields import FieldReader, FieldWriter
 from wire.frames import Frame, WireError, encode_frame
@@ -27,6 +31,8 @@ HEARTBEAT_SECONDS = 0.5
 SILENCE_SECONDS = 2.0
 """A process that hears nothing from the vault for this long stops accepting and cuts everything."""
 
+MAX_ADDRESSES = 128
+"""Addresses of one answer; an LFS batch names a hundred objects at most."""
 _SHORT = 512
 _ATTESTED = 128 << 10
 """Bytes of one attested operation with its arguments, percent-encoded (rules.arguments.MAX_CHARACTERS)."""
@@ -149,6 +155,31 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """The answer to GrantAsk `id`: for each of its addresses, in order, whether it is granted; everybody knows it."""
+
+    id: int
+    made: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grants:
+    """What redirects opened for one sandbox (rules.grants.Grant), to be added; answered by GrantsTaken `id`.
+
+    `key` is that of the addresses' hashes, of this boot.
+    """
+
+    id: int
+    key: bytes
+    tenant: str
+    sandbox: str
+    grants: tuple[Grant, ...]
+
+    def __repr__(self) -> str:
+        return f"Grants(id={self.id}, sandbox={self.sandbox!r}, {len(self.grants)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRefused:
     """The vault's no to Open `id`, already recorded by the vault. Fields as wire.handoff.Refusal.
 
@@ -165,7 +196,19 @@ class OpenRefused:
 
 
 FromVault = (
-    Welcome | WorkerKey | WorkerGone | Snapshot | Heartbeat | Cut | Drain | Leaf | LeafRefused | Opened | OpenRefused
+    Welcome
+    | WorkerKey
+    | WorkerGone
+    | Snapshot
+    | Heartbeat
+    | Cut
+    | Drain
+    | Leaf
+    | LeafRefused
+    | Opened
+    | OpenRefused
+    | Granted
+    | Grants
 )
 
 
@@ -217,6 +260,25 @@ class Open:
 
     def __repr__(self) -> str:
         return f"Open(id={self.id})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantAsk:
+    """From an executor: the answer to Open `call` leads to `addresses`, as written there. May the sandbox go there?"""
+
+    id: int
+    call: int
+    addresses: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"GrantAsk(id={self.id}, call={self.call}, {len(self.addresses)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantsTaken:
+    """What Grants `id` said is in force here."""
+
+    id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +340,7 @@ class Frozen:
     seconds: int
 
 
-ToVault = Hello | Ack | LeafRequest | CutDone | Open | Done | Echo | Checked | Frozen | Claim
+ToVault = Hello | Ack | LeafRequest | CutDone | Open | Done | Echo | Checked | Frozen | Claim | GrantAsk | GrantsTaken
 Message = FromVault | ToVault
 
 
@@ -326,6 +388,15 @@ def encode(message: Message) -> bytes:
             w.number(message.id).text(message.reason, _SHORT).text(message.rule, _SHORT)
             w.text(message.remedy, _SENTENCE).text(message.message, _SENTENCE)
             w.text(message.ticket, _SHORT).number(message.retry_after, 4)
+        case Granted():
+            kind = 20
+            w.number(message.id).data(bytes(message.made), MAX_ADDRESSES)
+        case Grants():
+            kind = 21
+            w.number(message.id).data(message.key, 32).text(message.tenant, _SHORT).text(message.sandbox, _SHORT)
+            w.number(len(message.grants), 4)
+            for grant in message.grants:
+                _put_grant(w, grant)
         case Hello():
             kind = 65
             w.flag(message.kind == "executor").text(message.name, _SHORT).data(message.spki, _SHORT)
@@ -344,6 +415,12 @@ def encode(message: Message) -> bytes:
             w.number(message.id).data(message.sealed, MAX_TO_VAULT).flag(message.attested is not None)
             if message.attested is not None:
                 w.texts(sorted(message.attested.operations), 256, _ATTESTED).data(message.attested.sha256, 32)
+        case GrantAsk():
+            kind = 80
+            w.number(message.id).number(message.call).texts(message.addresses, MAX_ADDRESSES, MAX_URL)
+        case GrantsTaken():
+            kind = 81
+            w.number(message.id)
         case Done():
             kind = 70
             w.number(message.id).flag(message.sent).number(message.status, 2)
@@ -390,6 +467,10 @@ def decode_to_vault(frame: Frame) -> ToVault:
                 if len(attested.sha256) != 32:
                     raise WireError("a digest has a wrong length")
             message = Open(id=number, sealed=sealed, attested=attested)
+        case 80:
+            message = GrantAsk(id=r.number(), call=r.number(), addresses=tuple(r.texts(MAX_ADDRESSES, MAX_URL)))
+        case 81:
+            message = GrantsTaken(id=r.number())
         case 70:
             message = Done(id=r.number(), sent=r.flag(), status=r.number(2), bytes_up=r.number(), bytes_down=r.number())
         case 71:
@@ -470,6 +551,16 @@ def decode_from_vault(frame: Frame) -> FromVault:
                 ticket=r.text(_SHORT),
                 retry_after=r.number(4),
             )
+        case 20:
+            number, made = r.number(), r.data(MAX_ADDRESSES)
+            message = Granted(id=number, made=tuple(byte == 1 for byte in made))
+        case 21:
+            number, key, tenant, sandbox = r.number(), r.data(32), r.text(_SHORT), r.text(_SHORT)
+            count = r.number(4)
+            if len(key) != 32 or count > MAX_GRANTS:
+                raise WireError("grants have a wrong key or are too many")
+            grants = tuple(_take_grant(r) for _ in range(count))
+            message = Grants(id=number, key=key, tenant=tenant, sandbox=sandbox, grants=grants)
         case _:
             raise WireError("a frame of an unknown type")
     r.finish()
@@ -481,3 +572,30 @@ def _parts(r: FieldReader) -> tuple[tuple[str, bytes], ...]:
     if len(names) != len(values) or len(set(names)) != len(names):
         raise WireError("parts without a name, or with one name twice")
     return tuple(zip(names, values, strict=True))
+
+
+def _put_grant(w: FieldWriter, grant: Grant) -> None:
+    w.text(grant.id, _SHORT).text(grant.host, _SHORT).data(grant.digest, DIGEST_BYTES)
+    w.text(grant.rule, _SHORT).text(grant.operation, _SHORT).real(grant.expires_at)
+    w.text(grant.credential or "", _SHORT).flag(grant.response_bytes is not None).number(grant.response_bytes or 0)
+    w.text(grant.protocol, _SHORT).flag(grant.again)
+
+
+def _take_grant(r: FieldReader) -> Grant:
+    number, host, digest = r.text(_SHORT), r.text(_SHORT), r.data(DIGEST_BYTES)
+    if len(digest) != DIGEST_BYTES:
+        raise WireError("a digest has a wrong length")
+    rule, operation, expires_at = RuleId(r.text(_SHORT)), r.text(_SHORT), r.real()
+    credential, bounded, bound = r.text(_SHORT), r.flag(), r.number()
+    return Grant(
+        id=number,
+        host=host,
+        digest=digest,
+        rule=rule,
+        operation=operation,
+        expires_at=expires_at,
+        credential=CredentialRef(credential) if credential else None,
+        response_bytes=bound if bounded else None,
+        protocol=r.text(_SHORT),
+        again=r.flag(),
+    )

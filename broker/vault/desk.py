@@ -26,6 +26,7 @@ from broker.vault.backup import make as make_backup
 from broker.vault.clock import Clock
 from broker.vault.fleet import Fleet
 from broker.vault.frozen import FrozenTable
+from broker.vault.grants import GrantOffice
 from broker.vault.leaves import LeafOffice
 from broker.vault.ledger import Ledger
 from broker.vault.policies import ActivePolicy, PolicyRejected, Rejection, load_policy
@@ -96,6 +97,7 @@ class Desk:
         leaves: LeafOffice,
         supply: Supply,
         frozen: FrozenTable,
+        grants: GrantOffice,
         fleet: Fleet,
         journal: Journal,
         clock: Clock,
@@ -116,6 +118,7 @@ class Desk:
         self._leaves = leaves
         self._supply = supply
         self._frozen = frozen
+        self._grants = grants
         self._fleet = fleet
         self._journal = journal
         self._clock = clock
@@ -170,6 +173,7 @@ class Desk:
                 loaded["policy_before"] = before.digest
             await self._journal.append(Event("policy.loaded", loaded), durable=True)
             self._policy, self.rejection = fresh, None
+            self._grants.policy(fresh.policy)
             moved = await self._supply.configure(fresh)
             self._on_policy(fresh)
             late = await self._publish()
@@ -535,6 +539,13 @@ class Desk:
             await self._publish()
 
     async def _cut(self, kind: CutKind, tenant: str, subject: str) -> tuple[str, ...]:
+        match kind:
+            case "sandbox":
+                self._grants.forget((tenant, subject))
+            case "credential":
+                self._grants.revoke(subject, tenant)
+            case _:
+                pass  # a policy's are looked through where it comes into force
         late = await self._fleet.cut(kind, tenant, subject, self._settings.acknowledge_within)
         self._give_up(late)
         return late

@@ -27,7 +27,7 @@ class Member:
     unsent: Callable[[], int]
     generation: int = 0
     cuts: set[int] = field(default_factory=set)
-    """Cuts not yet reported done."""
+    """Cuts not yet reported done, and grants not yet taken up."""
     checked: tuple[bool, float] | None = None
     """A worker's last self-check: whether it passed, and when (wall time)."""
 
@@ -81,12 +81,16 @@ class Fleet:
 
     async def cut(self, kind: CutKind, tenant: str, subject: str, within: float) -> tuple[str, ...]:
         """Have everything that matches closed, and return the names that did not report it in time."""
+        return await self.tell(lambda number: Cut(id=number, kind=kind, tenant=tenant, subject=subject), within)
+
+    async def tell(self, made: Callable[[int], FromVault], within: float) -> tuple[str, ...]:
+        """Send what `made` makes of a number to everybody, and return who did not say in time that it is in force."""
         self._cut_id += 1
         number = self._cut_id
         members = self.members()
         for member in members:
             member.cuts.add(number)
-        self.send(Cut(id=number, kind=kind, tenant=tenant, subject=subject), members)
+        self.send(made(number), members)
 
         def late() -> tuple[str, ...]:
             return tuple(member.name for member in members if number in member.cuts and member in self._members)
@@ -97,13 +101,16 @@ class Fleet:
             member.cuts.discard(number)
         return missing
 
+    def on_taken(self, member: Member, number: int) -> None:
+        member.cuts.discard(number)
+        self._wake()
+
     def on_ack(self, member: Member, message: Ack) -> None:
         member.generation = max(member.generation, message.generation)
         self._wake()
 
     def on_cut_done(self, member: Member, message: CutDone) -> None:
-        member.cuts.discard(message.id)
-        self._wake()
+        self.on_taken(member, message.id)
 
     def heartbeat(self, generation: int, now_floor: float) -> None:
         self.send(Heartbeat(generation=generation, now_floor=now_floor))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_network
 from pathlib import Path
@@ -27,6 +27,7 @@ from broker.vault.desk import Desk, Settings
 from broker.vault.exchanging import Exchanger
 from broker.vault.fleet import Fleet
 from broker.vault.frozen import FrozenNote, FrozenTable
+from broker.vault.grants import GrantOffice
 from broker.vault.leaves import LeafOffice
 from broker.vault.ledger import ECHO_LIMIT, Ledger
 from broker.vault.open import Opener
@@ -97,6 +98,9 @@ class Vault:
         self._stopping = asyncio.Event()
         self.lost: list[str] = []
         self.started_at = clock.wall()
+        self.grants = GrantOffice(
+            clock=clock, fleet=self.fleet, journal=journal, random=random, within=boot.acknowledge_within
+        )
         self._leaves = LeafOffice(authority, clock, self.table, journal)
         self.supply = Supply(
             sources=Sources(
@@ -149,6 +153,7 @@ class Vault:
             leaves=self._leaves,
             supply=self.supply,
             frozen=self.frozen,
+            grants=self.grants,
             fleet=self.fleet,
             journal=journal,
             clock=clock,
@@ -161,6 +166,7 @@ class Vault:
             keys=self._keys.get,
             table=self.table,
             ledger=self.ledger,
+            grants=self.grants,
             active=self.desk.active,
             supply=self.supply,
             journal=journal,
@@ -320,6 +326,8 @@ class Vault:
                 session.channel.send(encode(WorkerKey(worker=worker, key=worker_key)))
         if self.desk.snapshot is not None:
             session.channel.send(encode(self.desk.snapshot))
+        for grants in self.grants.known():
+            session.channel.send(encode(grants))
 
     def goodbye(self, session: Session) -> None:
         """The stream is gone: what that worker sealed counts no more."""
@@ -345,6 +353,20 @@ class Vault:
         await self.journal.append(
             Event("credential.disarmed", {**call.record, "reason": "secret-echoed", "count": ECHO_LIMIT}), durable=True
         )
+
+    async def grant(self, call: Call, addresses: Sequence[str], in_flight: Callable[[], bool]) -> tuple[bool, ...]:
+        """Where the answer to `call` leads: what of it the sandbox may fetch from now on, by the policy of the call."""
+        active = self.desk.active()
+        box = call.permit.sandbox
+        known = self.table.get(box.id, box.tenant)
+        if active is None or known is None or active.digest != call.record["policy"]:
+            return (False,) * len(addresses)
+        policy = active.policy
+
+        def still() -> bool:
+            return in_flight() and self.desk.active() is active and self.table.get(box.id, box.tenant) is known
+
+        return await self.grants.ask(call.permit, policy, call.record, addresses, still)
 
     async def orphaned(self, call: Call) -> None:
         """The executor of a recorded intent is gone: the outcome is that nobody knows."""

@@ -16,6 +16,7 @@ from broker.vault.channel import ControlChannel
 from broker.vault.fleet import Member
 from broker.vault.opened import Opened, Refused
 from broker.vault.records import Fields, who
+from rules.decision import Permit
 from rules.facts import Sandbox
 from wire.control import (
     Ack,
@@ -25,6 +26,9 @@ from wire.control import (
     Done,
     Echo,
     Frozen,
+    GrantAsk,
+    Granted,
+    GrantsTaken,
     Hello,
     LeafRequest,
     Open,
@@ -48,6 +52,7 @@ class Call:
     sandbox: Sandbox
     credential: str
     record: Fields
+    permit: Permit
 
 
 class Session:
@@ -95,6 +100,12 @@ class Session:
                 call = self._open.get(message.id) or self._done.get(message.id)
                 if call is not None and call.credential == message.credential:
                     self._work(self._vault.echoed(call, message.hits))
+            case GrantAsk():
+                self._only("executor")
+                self._work(self._grant(message))
+            case GrantsTaken():
+                assert self.member is not None
+                self._vault.fleet.on_taken(self.member, message.id)
             case Checked():
                 self._only("worker")
                 assert self.member is not None
@@ -162,7 +173,10 @@ class Session:
                 permit, material = answer.permit, answer.material
                 credential = "" if material is None else str(material.definition.name)
                 self._open[message.id] = Call(
-                    sandbox=permit.sandbox, credential=credential, record=_record(answer, credential)
+                    sandbox=permit.sandbox,
+                    credential=credential,
+                    record=_record(answer, credential),
+                    permit=permit,
                 )
                 self.channel.send(
                     encode(
@@ -183,6 +197,14 @@ class Session:
                 )
             case _:
                 assert_never(answer)
+
+    async def _grant(self, message: GrantAsk) -> None:
+        """Where the answer to a call in flight leads. What is no call of this executor's is granted nothing."""
+        call = self._open.get(message.call)
+        made: tuple[bool, ...] = (False,) * len(message.addresses)
+        if call is not None:
+            made = await self._vault.grant(call, message.addresses, lambda: self._open.get(message.call) is call)
+        self.channel.send(encode(Granted(id=message.id, made=made)))
 
     def _on_lost(self) -> None:
         for call in self._open.values():

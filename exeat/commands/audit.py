@@ -220,6 +220,8 @@ def why(
             print_json(found)
         else:
             say(explain_record(found))
+            for line in _led(found, _folder(log, config)):
+                say(line)
             for code in sorted({reason_of(record) for record in found} & set(REASONS)):
                 say(f"What helps: {REASONS[code].remedy}")
             for entry in sorted(filter(None, map(_destination, found))):
@@ -273,6 +275,25 @@ def _again(found: list[Mapping[str, Any]], header: list[str] | None, body: bytes
     say("")
     say("The policy files of now (the log holds neither query values, headers nor bodies: --header, --body):")
     print_decision(decide_offline(active, str(record["method"]), url, str(record["role"]), body, header))
+
+
+def _led(found: list[Mapping[str, Any]], folder: Path) -> list[str]:
+    """For a refused request: which answer led its sandbox to that host, and that nothing declares it."""
+    refused = next((record for record in found if is_refusal(record) and record.get("host")), None)
+    if refused is None or not refused.get("sandbox"):
+        return []
+    before = [
+        record
+        for record in search(folder, Filter(sandbox=str(refused["sandbox"])))
+        if record.get("redirect_host") == refused["host"] and record["seq"] < refused["seq"]
+    ]
+    if not before:
+        return []
+    last = before[-1]
+    what = f"{last.get('request_id')} ({last.get('operation', 'no operation')}, {last.get('host')})"
+    if last.get("redirect", "undeclared") == "undeclared" and last["event"] != "redirect.granted":
+        return [f"The answer to {what} led there. Its operation does not declare that place, so nothing was opened."]
+    return [f"The answer to {what} led there: exactly that address is open, for 8 uses within 5 minutes."]
 
 
 _OFFERED = ("private", "documentation", "benchmarking")

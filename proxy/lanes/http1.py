@@ -47,6 +47,7 @@ from rules.facts import FactsRefused, RequestFacts, TunnelFacts
 from rules.names import OWN_NAME, Host, Scheme
 from rules.placeholders import find
 from rules.reasons import reason
+from rules.redirects import STATUSES, host_of
 from wire.heads import (
     NO_BODY,
     Chunked,
@@ -375,6 +376,8 @@ class Http1Lane:
             if client.found:
                 await gate.alarm(passage)
             outcome = outcome_of(result, lease, cut)
+            if shaped.leads != passage.permit.destination.host.text:
+                outcome = replace(outcome, redirect_host=shaped.leads)
             again = (
                 not fresh
                 and lease.reused
@@ -543,11 +546,13 @@ def kept_headers(head: RequestHead, dropped: frozenset[str]) -> Headers:
 
 
 class _PlainAnswer:
-    """`plain_answer`, remembering whether an upgraded connection agreed on compressed messages."""
+    """`plain_answer`, remembering whether an upgraded connection agreed on compressed messages, and where it leads."""
 
     deflated = False
+    leads = ""
 
     def __call__(self, head: ResponseHead) -> ResponseHead:
+        self.leads = host_of("".join(head.get("location")[:1])) if head.status in STATUSES else ""
         self.deflated = any("permessage-deflate" in value for value in head.get("sec-websocket-extensions"))
         return plain_answer(head)
 

@@ -21,6 +21,8 @@ from wire.control import (
     Cut,
     CutDone,
     FromVault,
+    Grants,
+    GrantsTaken,
     Hello,
     ProcessKind,
     Snapshot,
@@ -172,7 +174,7 @@ class Rig:
         """Open and start; with `secrets` the two of CREDENTIALS are in the store."""
         self.vault = open_vault(self.boot, self.journal)
         self.vault.clock = self.clock
-        for holder in (self.vault.opener, self.vault.desk, self.vault._leaves, self.vault.supply):
+        for holder in (self.vault.opener, self.vault.desk, self.vault.grants, self.vault._leaves, self.vault.supply):
             holder._clock = self.clock
         await self.vault.start()
         if secrets and not self.vault.desk.secrets():
@@ -231,6 +233,8 @@ class FakeProcess(asyncio.Protocol):
                 self.say(Ack(generation=message.generation))
             if self.answers and isinstance(message, Cut):
                 self.say(CutDone(id=message.id))
+            if self.answers and isinstance(message, Grants):
+                self.say(GrantsTaken(id=message.id))
         self._news.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -251,7 +255,7 @@ class FakeProcess(asyncio.Protocol):
 
     async def seen(self, wanted: Callable[[FromVault], bool]) -> FromVault:
         """Wait for a message; already received ones count."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while True:
                 for message in self.messages:
                     if wanted(message):
