@@ -27,6 +27,9 @@ Times are Unix seconds; no answer holds a secret; a token and placeholders appea
  GET    /v1/secrets                {generation, secrets: [{name, owner, version, created_at, scrub}]}
  POST   /v1/secrets                {name, owner, value | value_base64, scrub?} 201 {name, version, generation}
  PUT    /v1/secrets/{name}         {value | value_base64, scrub?}  rotate   DELETE /v1/secrets/{name}
+ POST   /v1/credentials/check      {credential?, sandbox?} {references: [{credential, part, source, version,
+                                   fingerprint, age, needs_sandbox, error, detail, remedy}]}; asked past every cache
+ POST   /v1/credentials/sync       the same, and what comes is what uses get from now on
  POST   /v1/store/rotate-key       {value? | value_base64?} {records, generation}; no value: a key file gets a new key
  POST   /v1/store/backup           {} the bytes of a backup (application/octet-stream)
  GET    /v1/ca                     {root_pem, fingerprint_sha256}

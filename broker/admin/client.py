@@ -142,6 +142,18 @@ class AdminClient:
             raise _error(status, _object(raw, self._path))
         return raw
 
+    def check_credentials(self, credential: str | None = None, *, sandbox: str | None = None) -> list[dict[str, Any]]:
+        """Whether each reference gives a secret now, a row each; never values."""
+        return self._ask_sources("check", credential, sandbox)
+
+    def sync_credentials(self, credential: str | None = None, *, sandbox: str | None = None) -> list[dict[str, Any]]:
+        """As `check_credentials`, and what comes is what uses get from now on."""
+        return self._ask_sources("sync", credential, sandbox)
+
+    def _ask_sources(self, verb: str, credential: str | None, sandbox: str | None) -> list[dict[str, Any]]:
+        body = {name: text for name, text in (("credential", credential), ("sandbox", sandbox)) if text is not None}
+        return list(self.call("POST", f"/v1/credentials/{verb}", body)["references"])
+
     def ca(self) -> dict[str, Any]:
         return self.call("GET", "/v1/ca")
 

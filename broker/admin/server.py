@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from audit.journal import AuditUnavailable
-from broker.admin import calls, store_calls
+from broker.admin import calls, credential_calls, store_calls
 from broker.admin.calls import ACTOR, VAULT
 from broker.admin.peers import Peer, peer_of, refuse
 from broker.admin.values import BadRequest
@@ -35,6 +35,7 @@ STATUS = {
     "not-permitted": 403,
     "no-such-sandbox": 404,
     "secret-missing": 404,
+    "no-such-credential": 404,
     "no-such-call": 404,
     "secret-exists": 409,
     "policy-unavailable": 503,
@@ -79,6 +80,8 @@ def make_app(vault: Vault) -> web.Application:
     app.router.add_delete("/v1/secrets/{name:.+}", calls.remove_secret_call)
     app.router.add_post("/v1/store/rotate-key", store_calls.rotate_key_call)
     app.router.add_post("/v1/store/backup", store_calls.backup_call)
+    app.router.add_post("/v1/credentials/check", credential_calls.check_call)
+    app.router.add_post("/v1/credentials/sync", credential_calls.sync_call)
     app.router.add_get("/v1/ca", calls.ca_call)
     app.router.add_post("/v1/clock/reset", calls.reset_clock_call)
     return app

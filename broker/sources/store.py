@@ -22,8 +22,9 @@ class StoreSource:
         try:
             secret = self._store.read(name)
         except StoreError as error:
-            code = "source-missing" if error.code == "secret-missing" else "source-unreadable"
-            raise SourceError(code, f"store:{name}", error.remedy) from None
+            if error.code == "secret-missing":
+                raise SourceError("source-missing", f"store:{name}", f"exeat secret add {name}") from None
+            raise SourceError("source-unreadable", f"store:{name}", error.remedy) from None
         if scrub and not secret.scrub:
             raise SourceError(
                 "source-refused", f"store:{name} was added with scrub: false", "say scrub: false on the credential too"

@@ -35,7 +35,7 @@ from broker.vault.sandboxes import BROKEN, SEEN, Created, NotKnown, Request, San
 from broker.vault.snapshot import render_snapshot
 from broker.vault.store import OWN_SECRETS, SecretInfo, SecretStore, StoreError
 from broker.vault.store_key import StoreKey
-from broker.vault.supply import Supply
+from broker.vault.supply import Row, Supply
 from net.process import complain
 from rules.names import Owner
 from state.errors import StateError
@@ -423,6 +423,35 @@ class Desk:
 
     def secrets(self) -> tuple[SecretInfo, ...]:
         return tuple(info for info in self._store.names() if not info.name.startswith(OWN_SECRETS))
+
+    async def ask_sources(
+        self, credential: str | None, sandbox: str | None, actor: str, *, renew: bool
+    ) -> tuple[Row, ...]:
+        """Ask the sources of one credential, or of all, now; on record. With `renew` uses get what comes.
+
+        `sandbox`: the id of the one that `${sandbox.x}` and leases are for. Raises BrokerError.
+        """
+        if self._policy is None:
+            raise BrokerError("policy-unavailable", "no policy is in force", "run `exeat init`")
+        box = None if sandbox is None else self._known(sandbox).sandbox
+        fields: Fields = {
+            "action": "secret.synced" if renew else "secret.checked",
+            "actor": actor,
+            "subject": credential or "all",
+            "sandbox": sandbox,
+        }
+        work = self._supply.sync if renew else self._supply.check
+        try:
+            rows = await work(self._policy, credential, box)
+        except BrokerError as error:
+            await self._journal.append(
+                Event("admin.action", {**fields, "outcome": "refused", "reason": error.code}), durable=True
+            )
+            raise
+        failed = sum(bool(row.error) for row in rows)
+        outcome: Fields = {"outcome": "failed" if failed else "done", "count": len(rows), "problems": failed}
+        await self._journal.append(Event("admin.action", {**fields, **outcome}), durable=True)
+        return rows
 
     async def add_secret(self, name: str, value: bytes, *, owner: str, scrub: bool, actor: str) -> SecretInfo:
         async with self._turn:

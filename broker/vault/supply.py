@@ -144,8 +144,6 @@ class Supply:
 
     def fingerprint(self, parts: Mapping[str, Secret]) -> str:
         """The keyed digest of what is used: of the one part, or of all by their names."""
-        if len(parts) == 1:
-            return fingerprint(next(iter(parts.values())).reveal(), self._version_key)
         return self._digest({part: secret.reveal() for part, secret in parts.items()})
 
     def reject(self, credential: str, owner: Owner) -> bool:
@@ -353,6 +351,9 @@ class Supply:
             self._said.pop(key, None)
 
     def _digest(self, fields: Mapping[str, bytes]) -> str:
+        """Of the one value, or of all with their names."""
+        if len(fields) == 1:
+            return fingerprint(next(iter(fields.values())), self._version_key)
         pieces = [piece for name, value in sorted(fields.items()) for piece in (name.encode(), value)]
         return fingerprint(b"".join(len(piece).to_bytes(4) + piece for piece in pieces), self._version_key)
 
