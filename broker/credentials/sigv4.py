@@ -182,8 +182,7 @@ def canonical_path(path: str, signing: Signing) -> str:
     """S3: encoded once. Others: as it is sent, dot segments resolved, encoded once more."""
     if signing.service in S3_LIKE:
         return encoded(unquote_to_bytes(path), keep="/")
-    sent = encoded(unquote_to_bytes(path), keep="/")
-    return quote(_resolved(sent) if signing.normalise else sent, safe="/~")
+    return quote(_resolved(path) if signing.normalise else path, safe="/~")
 
 
 def canonical_query(query: str) -> str:
