@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker.lfs import without_authority
+from broker.lfs import elsewhere, without_authority
 from broker.result import ResultRefused
 
 HERE = "forge.test:8443"
@@ -90,3 +90,31 @@ def test_what_is_no_such_answer_is_withheld(raw: bytes) -> None:
     """Expect a fixed refusal where nobody could say what the answer holds."""
     with pytest.raises(ResultRefused):
         without_authority(raw, 1 << 20, HERE)
+
+
+SIGNED = "https://store.test/1?X-Amz-Signature=s%2b"
+
+
+def test_what_lies_elsewhere_is_named_once_and_bare_places_here_are_not() -> None:
+    """Expect the addresses of downloads alone: only those are asked about."""
+    here = {"download": {"href": URL}}
+    answer = batch(
+        {**OBJECT, "actions": {"download": {"href": SIGNED}}},
+        {**OBJECT, "actions": {"download": {"href": SIGNED}}},
+        {**OBJECT, "actions": {"upload": {"href": "https://store.test/up?X-Amz-Signature=u"}}},
+        {**OBJECT, "actions": here},
+        {**OBJECT, "actions": {"download": {"href": "https://store.test/\n"}}},
+        {**OBJECT, "actions": {"download": {"href": None}}},
+    )
+    assert elsewhere(json.dumps(answer).encode(), 1 << 20, HERE) == SIGNED.encode()
+
+
+def test_a_granted_address_stays_byte_for_byte_and_without_the_forges_header() -> None:
+    """Expect the one that was granted to be shown, another to be refused, and an upload never to be granted."""
+    other = SIGNED.replace("/1", "/2")
+    actions = [{"download": {"href": href, "header": {"Authorization": "x"}}} for href in (SIGNED, other)]
+    actions.append({"upload": {"href": SIGNED}})
+    raw = json.dumps(batch(*({**OBJECT, "actions": one} for one in actions))).encode()
+    first, second, third = json.loads(without_authority(raw, 1 << 20, HERE, frozenset({SIGNED})))["objects"]
+    assert first["actions"] == {"download": {"href": SIGNED}}
+    assert second["error"]["code"] == third["error"]["code"] == 403
