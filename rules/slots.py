@@ -59,6 +59,9 @@ def in_header(credential: CredentialDef, name: str, value: str) -> tuple[Spot, .
     slots = header_slots(credential, name)
     if any(slot.where == "signature" for slot in slots):
         return _in_signature(credential, slots, value)
+    if len({slot.where for slot in slots}) > 1:  # bearer or basic: what the client wrote says which
+        basic = value.strip().lower().startswith("basic ")
+        slots = tuple(slot for slot in slots if (slot.where == "basic") is basic)
     for slot in slots:
         if slot.where == "cookie":
             return _in_cookies(credential, slots, value)
