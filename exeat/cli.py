@@ -9,7 +9,21 @@ from typing import Annotated, Any
 
 import typer
 
-from exeat.commands import audit, backup, capture, clock, doctor, gateway, policy, run, sandbox, secret, setup, store
+from exeat.commands import (
+    audit,
+    backup,
+    capture,
+    clock,
+    doctor,
+    gateway,
+    policy,
+    run,
+    sandbox,
+    scan,
+    secret,
+    setup,
+    store,
+)
 from exeat.output import EXIT_USAGE, Output, fail, is_plain, print_json, say
 from exeat.version import __version__
 
@@ -30,6 +44,7 @@ app.command("env")(sandbox.env)
 app.command("status")(gateway.status)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
+app.command("scan")(scan.scan)
 app.command("doctor")(doctor.doctor)
 app.command("why")(audit.why)
 app.add_typer(sandbox.app, name="sandbox")

@@ -32,6 +32,7 @@ Times are Unix seconds; no answer holds a secret; a token and placeholders appea
  POST   /v1/credentials/sync       the same, and what comes is what uses get from now on
  POST   /v1/store/rotate-key       {value? | value_base64?} {records, generation}; no value: a key file gets a new key
  POST   /v1/store/backup           {} the bytes of a backup (application/octet-stream)
+ POST   /v1/store/marks            {} {key, marks: [{name, form, lead, length, digest}], missing: [...]}; wire/marks.py
  GET    /v1/ca                     {root_pem, fingerprint_sha256}
  POST   /v1/clock/reset            {why} take the machine's clock as right though it is behind the floor
 """

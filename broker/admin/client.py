@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from broker.errors import BrokerError
+from wire.marks import Mark
 
 MAX_ANSWER = 16 * 1024 * 1024
 MAX_BACKUP = 1 << 30
@@ -153,6 +154,21 @@ class AdminClient:
     def _ask_sources(self, verb: str, credential: str | None, sandbox: str | None) -> list[dict[str, Any]]:
         body = {name: text for name, text in (("credential", credential), ("sandbox", sandbox)) if text is not None}
         return list(self.call("POST", f"/v1/credentials/{verb}", body)["references"])
+
+    def marks(self) -> tuple[bytes, list[Mark], list[str]]:
+        """(key, marks, what is missing): what a scan for the gateway's secrets looks for."""
+        answer = self.call("POST", "/v1/store/marks", {})
+        found = [
+            Mark(
+                name=row["name"],
+                form=row["form"],
+                lead=bytes.fromhex(row["lead"]),
+                length=row["length"],
+                digest=bytes.fromhex(row["digest"]),
+            )
+            for row in answer["marks"]
+        ]
+        return bytes.fromhex(answer["key"]), found, list(answer["missing"])
 
     def ca(self) -> dict[str, Any]:
         return self.call("GET", "/v1/ca")

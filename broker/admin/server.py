@@ -79,6 +79,7 @@ def make_app(vault: Vault) -> web.Application:
     app.router.add_put("/v1/secrets/{name:.+}", calls.rotate_secret_call)
     app.router.add_delete("/v1/secrets/{name:.+}", calls.remove_secret_call)
     app.router.add_post("/v1/store/rotate-key", store_calls.rotate_key_call)
+    app.router.add_post("/v1/store/marks", store_calls.marks_call)
     app.router.add_post("/v1/store/backup", store_calls.backup_call)
     app.router.add_post("/v1/credentials/check", credential_calls.check_call)
     app.router.add_post("/v1/credentials/sync", credential_calls.sync_call)

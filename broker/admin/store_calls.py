@@ -19,3 +19,13 @@ async def backup_call(request: web.Request) -> web.Response:
     read_object(await request.read(), {})
     raw = await request.app[VAULT].desk.backup(request[ACTOR])
     return web.Response(body=raw, content_type="application/octet-stream")
+
+
+async def marks_call(request: web.Request) -> web.Response:
+    read_object(await request.read(), {})
+    key, found, missing = await request.app[VAULT].desk.marks(request[ACTOR])
+    rows = [
+        {"name": one.name, "form": one.form, "lead": one.lead.hex(), "length": one.length, "digest": one.digest.hex()}
+        for one in found
+    ]
+    return web.json_response({"key": key.hex(), "marks": rows, "missing": list(missing)})

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import token_bytes
 
 from audit.events import Event
 from audit.journal import Journal
@@ -32,6 +33,7 @@ from broker.vault.ledger import Ledger
 from broker.vault.policies import ActivePolicy, PolicyRejected, Rejection, load_policy
 from broker.vault.records import Fields, who
 from broker.vault.sandboxes import BROKEN, SEEN, Created, NotKnown, Request, SandboxTable
+from broker.vault.secret import Secret
 from broker.vault.snapshot import render_snapshot
 from broker.vault.store import OWN_SECRETS, SecretInfo, SecretStore, StoreError
 from broker.vault.store_key import StoreKey
@@ -44,6 +46,8 @@ from state.store import StateStore
 from wire.control import Claim, CutKind, Snapshot
 from wire.doctor import CLAIM_SECONDS, known
 from wire.handoff import Evidence
+from wire.marks import KEY_BYTES as MARKS_KEY
+from wire.marks import Mark, marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -512,6 +516,33 @@ class Desk:
     async def write_back(self, name: str, value: bytes, credential: str) -> str:
         """The next value of a secret that its own use replaced (a refresh token); returns its version.
 
+    async def marks(self, actor: str) -> tuple[bytes, tuple[Mark, ...], tuple[str, ...]]:
+        """What `exeat scan` looks for (wire/marks.py): a key, marks of every form of every secret, and what is missing.
+
+        Secrets of the store, and those of credentials that need no sandbox to be named. On record.
+        """
+        key, found, missing = token_bytes(MARKS_KEY), dict[bytes, Mark](), list[str]()
+
+        def see(name: str, secret: Secret) -> None:
+            made = {mark.digest: mark for mark in marks(name, secret.reveal(), key)}
+            if not made:
+                missing.append(f"{name}: too short to be told from chance")
+            found.update({digest: mark for digest, mark in made.items() if digest not in found})
+
+        for info in self.secrets():
+            see(f"store:{info.name}", self._store.read(info.name))
+        if self._policy is not None:
+            for row in await self._supply.visit(self._policy, see):
+                if row.error or row.needs_sandbox:
+                    missing.append(f"{row.credential}: {row.error or 'differs between sandboxes'}")
+        fields: Fields = {"action": "secrets.marked", "actor": actor, "count": len(found)}
+        await self._journal.append(Event("admin.action", fields), durable=True)
+        return key, tuple(found.values()), tuple(dict.fromkeys(missing))
+
+    async def _stored(self, event: str, name: str, version: str, actor: str) -> None:
+        generation, digest = self._store.generation, self._store.digest
+        await self._blocking(lambda: self._state.record_store_generation(generation, digest))
+        fields: Fields = {"secret_name": name, "generation": generation, "store_digest": digest, "actor": actor}
         Nothing is cut: what was obtained with the last value stays good.
         """
         async with self._turn:

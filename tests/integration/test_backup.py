@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import shutil
 from collections.abc import Iterator
@@ -141,3 +143,22 @@ def test_a_restore_onto_a_new_machine(tmp_path: Path, gateway: TestGateway, orig
     assert other.exeat("restore", str(tmp_path / "backup.json")).code == 0
     with other:
         assert sent(other, origin) == OLD
+
+
+def test_a_scan_finds_what_the_gateway_holds_and_is_given_none_of_it(tmp_path: Path, gateway: TestGateway) -> None:
+    """A workspace with a brokered secret in it is told from a clean one; the answer of the gateway shows no secret."""
+    place = tmp_path / "workspace"
+    place.mkdir()
+    (place / "notes.txt").write_text("nothing here, and no token\n")
+    clean = gateway.exeat("scan", str(place))
+    assert (clean.code, "nothing found" in clean.out) == (0, True), clean.out + clean.err
+    (place / "config.json").write_bytes(gzip.compress(b'{"key": "' + base64.b64encode(OLD.encode()) + b'"}'))
+    found = gateway.exeat("scan", str(place))
+    assert found.code == 1
+    assert "store:api" in found.out
+    assert OLD not in found.out + found.err + json.dumps(gateway.admin.call("POST", "/v1/store/marks", {}))
+    assert gateway.exeat("scan", str(tmp_path / "none")).code == 2
+    gateway.stop()
+    off = gateway.exeat("scan", str(place))
+    assert (off.code != 0, "--looks-only" in off.err) == (True, True)
+    assert gateway.exeat("scan", "--looks-only", str(place)).code == 0
