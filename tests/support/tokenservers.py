@@ -310,6 +310,7 @@ def signature_of(
     request = AWSRequest(method=method, url=url, data=body, headers=headers)
     request.context["timestamp"] = stamp
     signer = SigV4Auth(Credentials(*keys), *scope)
+    del request.headers["X-Amz-Date"]  # setting adds
     request.headers["X-Amz-Date"] = stamp
     canonical = signer.canonical_request(request)
     text = signer.string_to_sign(request, canonical)
