@@ -54,8 +54,8 @@ from wire.marks import Mark, marks
 class Settings:
     """What the desk needs from the boot document."""
 
-    policy_path: Path
     store_path: Path
+    policy_path: Path
     credentials_path: Path | None
     listener_ports: tuple[int, ...]
     self_addresses: tuple[str, ...]
@@ -177,8 +177,8 @@ class Desk:
                 loaded["policy_before"] = before.digest
             await self._journal.append(Event("policy.loaded", loaded), durable=True)
             self._policy, self.rejection = fresh, None
-            self._grants.policy(fresh.policy)
             moved = await self._supply.configure(fresh)
+            self._grants.policy(fresh.policy)
             self._on_policy(fresh)
             late = await self._publish()
             if before is None or before.digest != fresh.digest:
@@ -476,6 +476,17 @@ class Desk:
             await self._stored("secret.rotated", info.name, str(info.version), actor)
             return info, late
 
+    async def write_back(self, name: str, value: bytes, credential: str) -> str:
+        """The next value of a secret that its own use replaced (a refresh token); returns its version.
+
+        Nothing is cut: what was obtained with the last value stays good.
+        """
+        async with self._turn:
+            _not_ours(name)
+            info = await self._blocking(lambda: self._store.rotate(name, value, now=self._clock.wall()))
+            await self._stored("secret.rotated", info.name, str(info.version), f"exchange:{credential}")
+            return str(info.version)
+
     async def remove_secret(self, name: str, actor: str) -> tuple[str, ...]:
         async with self._turn:
             _not_ours(name)
@@ -496,10 +507,6 @@ class Desk:
             )
             return count
 
-    async def _stored(self, event: str, name: str, version: str, actor: str) -> None:
-        generation, digest = self._store.generation, self._store.digest
-        await self._blocking(lambda: self._state.record_store_generation(generation, digest))
-        fields: Fields = {"secret_name": name, "generation": generation, "store_digest": digest, "actor": actor}
     async def backup(self, actor: str) -> bytes:
         """Store and state of this moment in one file (broker/vault/backup.py). On record."""
         async with self._turn:
@@ -508,13 +515,6 @@ class Desk:
             fields: Fields = {"action": "store.backed-up", "actor": actor, "generation": self._store.generation}
             await self._journal.append(Event("admin.action", fields), durable=True)
             return raw
-
-        if version:
-            fields["version"] = version
-        await self._journal.append(Event(event, fields), durable=True)
-
-    async def write_back(self, name: str, value: bytes, credential: str) -> str:
-        """The next value of a secret that its own use replaced (a refresh token); returns its version.
 
     async def marks(self, actor: str) -> tuple[bytes, tuple[Mark, ...], tuple[str, ...]]:
         """What `exeat scan` looks for (wire/marks.py): a key, marks of every form of every secret, and what is missing.
@@ -543,13 +543,9 @@ class Desk:
         generation, digest = self._store.generation, self._store.digest
         await self._blocking(lambda: self._state.record_store_generation(generation, digest))
         fields: Fields = {"secret_name": name, "generation": generation, "store_digest": digest, "actor": actor}
-        Nothing is cut: what was obtained with the last value stays good.
-        """
-        async with self._turn:
-            _not_ours(name)
-            info = await self._blocking(lambda: self._store.rotate(name, value, now=self._clock.wall()))
-            await self._stored("secret.rotated", info.name, str(info.version), f"exchange:{credential}")
-            return str(info.version)
+        if version:
+            fields["version"] = version
+        await self._journal.append(Event(event, fields), durable=True)
 
     async def _cut_users(self, name: str) -> tuple[str, ...]:
         """Close what runs on credentials that read this secret, for any sandbox."""
