@@ -39,12 +39,12 @@ from broker.vault.store import SecretStore
 from broker.vault.store_key import StoreKey
 from broker.vault.supply import Supply
 from broker.vault.tickets import StateTickets
-from net.process import complain
 from net.addresses import AddressTable
 from net.client import HttpClient
 from net.contexts import ClientContexts
-from state.errors import StateError
+from net.process import complain
 from net.resolve import Lookups, SystemResolver
+from state.errors import StateError
 from state.store import StateStore
 from wire.control import (
     HEARTBEAT_SECONDS,
@@ -57,9 +57,9 @@ from wire.control import (
 )
 from wire.handoff import KEY_BYTES
 
-SWEEP_SECONDS = 1.0
 ASK_SECONDS = 4.0
 """One question to a secret manager or a token endpoint."""
+SWEEP_SECONDS = 1.0
 FLOOR_SECONDS = 30.0
 
 Random = Callable[[int], bytes]
@@ -102,10 +102,6 @@ class Vault:
             clock=clock, fleet=self.fleet, journal=journal, random=random, within=boot.acknowledge_within
         )
         self._leaves = LeafOffice(authority, clock, self.table, journal)
-        self.supply = Supply(
-            sources=Sources(
-                store=store,
-                environment=boot.environment,
         # Shorter than a flight of the cache: a silence ends by itself and is told as what it is.
         self.http = HttpClient(
             Lookups(SystemResolver(), clock=clock.boot),
@@ -123,24 +119,30 @@ class Vault:
             random=lambda: int.from_bytes(random(4)) / 2**32,
             version_key=boot.digest_key,
         )
+        self.supply = Supply(
+            sources=Sources(
+                store=store,
+                environment=boot.environment,
                 systemd=boot.systemd,
                 version_key=boot.digest_key,
                 threads=self._source_threads,
+                ask=self.http.ask,
                 now=clock.wall,
+                boot=clock.boot,
             ),
             journal=journal,
             clock=clock,
             random=lambda: int.from_bytes(random(4)) / 2**32,
             version_key=boot.digest_key,
+            exchanger=self.exchanger,
         )
         self.desk = Desk(
             settings=Settings(
+                store_path=Path(boot.state_dir) / "store.json",
                 policy_path=Path(boot.policy_path),
-            exchanger=self.exchanger,
                 credentials_path=None if boot.credentials_path is None else Path(boot.credentials_path),
                 listener_ports=boot.listener_ports,
                 self_addresses=boot.self_addresses,
-                store_path=Path(boot.state_dir) / "store.json",
                 internal_ranges=boot.internal_ranges,
                 acknowledge_within=boot.acknowledge_within,
                 proof_seconds=boot.proof_seconds,
@@ -194,16 +196,16 @@ class Vault:
             durable=True,
         )
         generation, digest = self.store.generation, self.store.digest
+        if (note := self.state.restored_note()) is not None:
+            fields = {"action": "store.restored", **note, "subject": f"generation {note.pop('generation')}"}
+            await self.journal.append(Event("admin.action", {**fields, "generation": generation}), durable=True)
+            self.state.restored_told()
         self.state.record_store_generation(generation, digest)
         await self.journal.append(
             Event(
                 "admin.action",
                 {"action": "store.opened", "actor": "vault", "generation": generation, "store_digest": digest},
             ),
-        if (note := self.state.restored_note()) is not None:
-            fields = {"action": "store.restored", **note, "subject": f"generation {note.pop('generation')}"}
-            await self.journal.append(Event("admin.action", {**fields, "generation": generation}), durable=True)
-            self.state.restored_told()
             durable=True,
         )
         await self.desk.load_first()
@@ -303,12 +305,6 @@ class Vault:
         self._source_threads.shutdown(wait=False, cancel_futures=True)
         self.state.close()
 
-    # what sessions use
-
-    def welcome(self, session: Session) -> None:
-        """After Hello: name and key, the keys that an executor verifies by, and the snapshot in force."""
-        assert session.member is not None
-        key = b""
     def _addresses(self) -> AddressTable:
         """What counts as inside on this node, for questions of our own."""
         return AddressTable(
@@ -317,6 +313,12 @@ class Vault:
             listener_ports=frozenset(self.boot.listener_ports),
         )
 
+    # what sessions use
+
+    def welcome(self, session: Session) -> None:
+        """After Hello: name and key, the keys that an executor verifies by, and the snapshot in force."""
+        assert session.member is not None
+        key = b""
         if session.kind == "worker":
             key = self._keys[session.name] = self._random(KEY_BYTES)
             self.fleet.send(WorkerKey(worker=session.name, key=key), self.fleet.members("executor"))
