@@ -65,7 +65,7 @@ def test_a_token_on_the_shared_listener_arms_nothing(scene: Scene) -> None:
     assert "boundary-unproven" in done.out
     assert "boundary: external" in done.out
     assert len(scene.origin.connections) == before
-    (record,) = scene.gateway.records(event="broker.refused", sandbox=box.id)
+    (record,) = scene.gateway.awaited(event="broker.refused", sandbox=box.id)
     assert record["reason"] == "boundary-unproven"
     assert record["rule"] == "agent/keyed"
 
@@ -78,7 +78,7 @@ def test_a_sandbox_cannot_arm_itself_or_another(scene: Scene) -> None:
         done = box.curl("-i", "-H", json, "-d", said, f"{url}/v1/sandboxes/{box.id}/boundary")
         assert " 200 " not in done.out, done.out
     assert scene.gateway.admin.sandbox(box.id)["boundary"] is None
-    assert scene.gateway.records(event="boundary.proven", sandbox=box.id) == []
+    assert "boundary.proven" not in {record["event"] for record in scene.gateway.settled(2, sandbox=box.id)}
 
 
 def test_the_command_says_that_nothing_is_armed(scene: Scene) -> None:
@@ -103,17 +103,18 @@ def test_a_stated_boundary_arms_and_is_on_record(scene: Scene) -> None:
     done = box.curl("-i", "-H", f"Authorization: Bearer {box.placeholders['KEYED']}", scene.url())
     assert " 200 " in done.out, done.out
     assert scene.origin.received[-1].values("authorization") == [f"Bearer {SECRET}"]
-    (record,) = scene.gateway.records(event="sandbox.created", sandbox=box.id)
+    (record,) = scene.gateway.awaited(event="sandbox.created", sandbox=box.id)
     assert record["boundary"] == "external: a jail of our own"
 
 
 def test_the_launchers_own_boundary_arms(scene: Scene) -> None:
     """Under `exeat run` the same role uses its credential; boundary.proven stands in the log before the request."""
-    command = f'curl -sS -i -H "Authorization: Bearer $KEYED" {scene.url()}'
+    command = f'echo "$EXEAT_SANDBOX"; curl -sS -i -H "Authorization: Bearer $KEYED" {scene.url()}'
     done = scene.gateway.run("sh", "-c", command, options=["--role", "agent"])
     assert " 200 " in done.out, (done, scene.gateway.errors())
     assert SECRET not in done.out
-    proven = scene.gateway.records(event="boundary.proven")[-1]
-    intent = scene.gateway.records(event="broker.intent", sandbox=proven["sandbox"])[0]
+    box = done.out.splitlines()[0]
+    proven = scene.gateway.awaited(event="boundary.proven", sandbox=box)[0]
+    (intent,) = scene.gateway.awaited(event="broker.intent", sandbox=box)
     assert proven["boundary"] == "namespaces"
     assert proven["seq"] < intent["seq"]

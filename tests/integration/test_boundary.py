@@ -73,7 +73,7 @@ class Host:
             env=self.environment() | dict(env or {}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=60,
+            timeout=90,
             check=False,
             **more,
         )
@@ -383,7 +383,7 @@ def test_signals_reach_the_command(host: Host, number: int, code: int) -> None:
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
-        assert process.wait(30) == code
+        assert process.wait(60) == code
 
 
 def test_what_the_command_left_behind_ends_with_it(host: Host) -> None:
@@ -409,7 +409,7 @@ def test_nothing_outlives_what_answers_for_it(host: Host, victim: str) -> None:
         assert _parent(launcher) == process.pid
         os.kill({"exeat run": process.pid, "launcher": launcher, "first process": first}[victim], signal.SIGKILL)
         until(lambda: not running(marker), what="the workload died")
-        process.wait(30)
+        process.wait(60)
 
 
 def _parent(pid: int) -> int:

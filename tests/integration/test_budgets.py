@@ -64,9 +64,9 @@ def test_a_budget_freezes_and_thaws(scene: Scene) -> None:
     assert "query bytes" in gateway.exeat("sandbox", "show", box.id).out
     assert "query bytes" not in gateway.exeat("sandbox", "show", neighbour.id).out
     assert "1 sandbox(es) used up a budget" in gateway.exeat("status").out
-    [frozen] = gateway.records(event="sandbox.frozen")
+    [frozen] = gateway.awaited(event="sandbox.frozen")
     assert (frozen["sandbox"], frozen["reason"], frozen["detail"]) == (box.id, "limit-reached", "query bytes")
     assert gateway.exeat("sandbox", "thaw", box.id).out == f"thawed {box.id}: 1 operation(s) were frozen\n"
     assert scene.ask(box, MAX_QUERY) == b"200"
     assert "used up a budget" not in gateway.exeat("status").out
-    assert "sandbox.thawed" in [record.get("action") for record in gateway.records(event="admin.action")]
+    assert gateway.awaited(event="admin.action", action="sandbox.thawed")

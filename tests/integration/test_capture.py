@@ -31,7 +31,7 @@ credentials:
 """
 SECRET = "canary-capture-1b2c3d4e5f60718293"
 BARE = ["env", "-i", "PATH=/usr/bin:/bin:/usr/sbin"]
-CURL = [*BARE, "curl", "-sS", "--max-time", "10", "--cacert", "/run/exeat/bundle.pem"]
+CURL = [*BARE, "curl", "-sS", "--max-time", "60", "--cacert", "/run/exeat/bundle.pem"]
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,7 @@ def test_a_bare_address_leads_nowhere_on_both_protocols(scene: tuple[TestGateway
         done = gateway.run(*CURL, "-k", address)
         assert done.code in (7, 35, 56), (address, done)
     assert len(api.connections) == before
-    found = gateway.records(event="connection.refused", reason="address-literal-refused")
-    assert len(found) >= 2
+    gateway.awaited(2, event="connection.refused", reason="address-literal-refused")
 
 
 def test_a_denied_name_is_told_why_without_any_variable(scene: tuple[TestGateway, Origin, Origin]) -> None:
@@ -125,7 +124,7 @@ def test_names_never_leave_and_other_protocols_end_inside(scene: tuple[TestGatew
 import socket, struct
 q = b"\\x12\\x34\\x01\\x00\\x00\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x03api\\x04test\\x00\\x00\\x01\\x00\\x01"
 for server in ("127.0.0.53", "192.0.2.53", "198.51.100.53"):
-    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5)
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(30)
     s.sendto(q, (server, 53)); print(server, s.recvfrom(512)[0][-4:-2].hex())
 for family, server in ((socket.AF_INET, "192.0.2.7"), (socket.AF_INET6, "2001:db8::7")):
     for port in (443, 853, 4433):

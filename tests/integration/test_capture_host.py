@@ -72,7 +72,7 @@ class Scene:
 
     def curl(self, machine: Machine, *arguments: str) -> Completed:
         bundle = str(self.gateway.client_files / "bundle.pem")
-        return machine.run("curl", "-sS", "--max-time", "10", "--cacert", bundle, *arguments)
+        return machine.run("curl", "-sS", "--max-time", "60", "--cacert", bundle, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +112,13 @@ def test_a_bare_address_leads_nowhere_on_both_protocols(scene: Scene) -> None:
             done = scene.curl(scene.one, "-k", url)
             assert done.code in (7, 28, 35, 52, 56), (url, done)
     assert len(scene.api.connections) == served
-    found = bare_addresses(scene)[recorded:]
+    found = bare_addresses(scene, recorded + 6)[recorded:]
     assert {record["sandbox"] for record in found} == {scene.sandboxes[scene.one.name]["id"]}
-    assert len(found) >= 6
 
 
-def bare_addresses(scene: Scene) -> list[dict[str, Any]]:
-    """Records of connections to an address that no name stands for."""
-    return scene.gateway.records(event="connection.refused", reason="address-literal-refused")
+def bare_addresses(scene: Scene, count: int = 0) -> list[dict[str, Any]]:
+    """Records of connections to an address that no name stands for, once there are `count`."""
+    return scene.gateway.awaited(count, event="connection.refused", reason="address-literal-refused")
 
 
 UNHEARD = """
@@ -227,9 +226,9 @@ print(len([s for s in ready if s is not sys.stdin]), flush=True)
         listening.stdin.close()
         assert listening.stdout.readline() == "0\n"
     recorded = len(bare_addresses(scene))
-    done = one.run("curl", "-sS", "--max-time", "5", "-x", f"http://{two.host4}:3128", "http://plain.test/x")
+    done = one.run("curl", "-sS", "--max-time", "30", "-x", f"http://{two.host4}:3128", "http://plain.test/x")
     assert done.code != 0
-    found = bare_addresses(scene)[recorded:]
+    found = bare_addresses(scene, recorded + 1)[recorded:]
     assert [record["sandbox"] for record in found] == [scene.sandboxes[one.name]["id"]], "as what it is, at its own"
 
 
@@ -237,7 +236,7 @@ def test_a_borrowed_address_is_dropped_as_spoofed(scene: Scene) -> None:
     """Another sandbox's address, our own end's, and any other one: no answer, and nobody else's name in the log."""
     one, two = scene.one, scene.two
     before = scene.counters()["spoofed"]
-    records = len(scene.gateway.records(sandbox=str(scene.sandboxes[two.name]["id"])))
+    records = len(scene.gateway.settled(sandbox=str(scene.sandboxes[two.name]["id"])))
     for borrowed in (two.own4, one.host4, "192.0.2.9"):
         ip("-n", one.name, "addr", "add", f"{borrowed}/32", "dev", "lo")
         try:
@@ -291,9 +290,9 @@ import socket
 q = b"\\x12\\x34\\x01\\x00\\x00\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x03api\\x04test\\x00\\x00\\x01\\x00\\x01"
 for server in {servers!r}:
     family = socket.AF_INET6 if ":" in server else socket.AF_INET
-    s = socket.socket(family, socket.SOCK_DGRAM); s.settimeout(5)
+    s = socket.socket(family, socket.SOCK_DGRAM); s.settimeout(30)
     s.sendto(q, (server, 53)); print(s.recvfrom(512)[0][-4:-2].hex())
-    s = socket.socket(family, socket.SOCK_STREAM); s.settimeout(5)
+    s = socket.socket(family, socket.SOCK_STREAM); s.settimeout(30)
     s.connect((server, 53)); s.sendall(len(q).to_bytes(2, "big") + q); print(s.recv(512)[-4:-2].hex())
 """
     assert scene.one.python(program).split() == ["c612"] * 2 * len(servers)
@@ -310,7 +309,7 @@ def test_clear_text_and_tls_work_by_name_alone(scene: Scene) -> None:
         assert done.code == 0, (done, scene.gateway.errors())
         assert scene.api.received[-1].values("authorization") == [f"Bearer {SECRET}"]
         assert SECRET not in done.out
-        intents = scene.gateway.records(event="broker.intent", sandbox=str(created["id"]))
+        intents = scene.gateway.awaited(event="broker.intent", sandbox=str(created["id"]))
         assert [record["host"] for record in intents] == ["api.test"]
 
 
@@ -377,7 +376,7 @@ for family, server in ((v4, {ELSEWHERE[0]!r}), (v6, {ELSEWHERE[1]!r})):
         for process in processes:
             os.kill(process, signal.SIGCONT)
     url = f"http://plain.test:{scene.plain.port}/x"
-    until(lambda: scene.curl(scene.one, "-f", url).code == 0, 30, "work after the stop")
+    until(lambda: scene.curl(scene.one, "-f", url).code == 0, what="work after the stop")
 
 
 def test_a_killed_worker_lets_nothing_out_and_its_successor_serves(scene: Scene) -> None:
@@ -393,7 +392,7 @@ def test_a_killed_worker_lets_nothing_out_and_its_successor_serves(scene: Scene)
         os.kill(process, signal.SIGKILL)
     served = len(scene.api.connections)
     assert scene.curl(scene.one, "--max-time", "1", "-k", f"https://127.0.0.61:{scene.api.port}/v1/x").code != 0
-    until(lambda: scene.curl(scene.one, "-f", f"http://plain.test:{scene.plain.port}/x").code == 0, 30, "work again")
+    until(lambda: scene.curl(scene.one, "-f", f"http://plain.test:{scene.plain.port}/x").code == 0, what="work again")
     assert len(scene.api.connections) == served
 
 
@@ -543,7 +542,7 @@ def test_a_new_interface_under_an_old_name_does_not_reach_the_old_sandbox(scene:
         assert scene.curl(made, "-f", url).code == 0
         ip("link", "del", made.link)
         made.connect_link()
-        served = len(scene.gateway.records(sandbox=old))
+        served = len(scene.gateway.settled(3, sandbox=old))
         assert scene.curl(made, "--max-time", "3", url).code != 0
         assert scene.curl(made, "--max-time", "3", "-x", f"http://{made.host4}:3128", url).code != 0
         assert len(scene.gateway.records(sandbox=old)) == served

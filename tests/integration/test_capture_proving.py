@@ -89,7 +89,7 @@ def test_a_way_past_the_interface_is_found_before_anything_is_armed(place: Place
         somebody.kill()
     assert done.code == 125, done
     assert "direct" in done.err
-    (record,) = place.gateway.records(event="boundary.broken")
+    (record,) = place.gateway.awaited(event="boundary.broken")
     assert "direct" in record["ways"]
     assert place.gateway.admin.sandboxes() == []
     assert place.gateway.records(event="boundary.proven") == []
@@ -135,13 +135,13 @@ def test_a_proven_one_is_armed_and_disarmed_when_the_rules_go(place: Place) -> N
     assert place.gateway.admin.sandbox(box)["armed"] is True
     again = place.prove(box)
     assert (again.code, again.out) == (0, f"{box}: proven\n"), again
-    assert len(place.gateway.records(event="boundary.proven", sandbox=box)) == 2
+    assert len(place.gateway.awaited(2, event="boundary.proven", sandbox=box)) == 2
     assert place.gateway.records(refused=True, sandbox=box) == [], "probes are no part of the sandbox's record"
     subprocess.run(["nft", "flush", "ruleset"], check=True)
     broken = place.prove(box)
     assert broken.code == 125, broken
     assert place.gateway.admin.sandbox(box)["armed"] is False
-    (record,) = place.gateway.records(event="boundary.broken", sandbox=box)
+    (record,) = place.gateway.awaited(event="boundary.broken", sandbox=box)
     assert record["ways"] == ["rules"]
     assert place.prove(box).code == 125
     place.end(box)

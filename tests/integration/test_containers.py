@@ -120,7 +120,7 @@ class Topology:
             if (process := self.processes.get(kind)) is not None:
                 process.terminate()
                 try:
-                    process.wait(15)
+                    process.wait(60)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
@@ -178,13 +178,13 @@ def test_a_credentialed_call_works_across_containers(topology: tuple[Topology, O
     )
     result = subprocess.run(
         [
-            *("curl", "-sS", "-m", "20", "-H", f"Authorization: Bearer {box['env']['API_KEY']}"),
+            *("curl", "-sS", "-m", "60", "-H", f"Authorization: Bearer {box['env']['API_KEY']}"),
             f"https://api.test:{origin.port}/v1/x",
         ],
         env=environment | {"PATH": PATH},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
     )
     assert result.returncode == 0, (result.stderr, result.stdout)
@@ -202,7 +202,7 @@ def worker_process() -> int:
 def test_the_worker_sees_neither_state_nor_admin_socket(topology: tuple[Topology, Origin]) -> None:
     """What a container does not mount, its process does not have."""
     running, _ = topology
-    inner = until(worker_process, seconds=40)
+    inner = until(worker_process)
     root = Path(f"/proc/{inner}/root")
     assert (root / str(running.sockets / "client" / "ca.pem").lstrip("/")).exists()
     for hidden in (running.folder / "state", running.sockets / "admin", running.config / "keys"):

@@ -21,7 +21,6 @@ import pytest
 from tests.support.gateway import Box, TestGateway
 from tests.support.origins import Origin
 from tests.support.squid import Squid, missing
-from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.xdist_group("corporate-proxy"),
@@ -83,16 +82,11 @@ class Office:
 
     def outcome(self, path: str) -> dict[str, Any]:
         """The one outcome record of a request for `path`."""
-
-        def found() -> list[dict[str, Any]]:
-            names = ("request.outcome", "broker.outcome")
-            return [one for name in names for one in self.gateway.records(event=name) if one.get("path") == path]
-
-        (record,) = until(found, what=f"the outcome of {path}")
+        (record,) = self.gateway.awaited(where=lambda one: str(one["event"]).endswith(".outcome"), path=path)
         return record
 
     def intents(self, path: str) -> int:
-        return sum(record.get("path") == path for record in self.gateway.records(event="request.intent"))
+        return len(self.gateway.awaited(event="request.intent", path=path))
 
 
 def start(stack: ExitStack, *, right_password: bool) -> Office:
@@ -247,12 +241,7 @@ def test_a_tunnel_goes_through_it_and_its_client_judges_the_certificate(office: 
     assert office.box.curl(url).code == 60, "a client without that CA refuses"
     answer = office.box.curl("--cacert", str(corporate), "-o", "/dev/null", "-w", "%{http_code}", url)
     assert answer.out == "200", (answer, office.squid.log())
-
-    def both() -> list[dict[str, Any]]:
-        found = office.gateway.records(event="tunnel.outcome")
-        return found if len(found) >= 2 else []
-
-    assert {record["address"] for record in until(both)} == {"delegated"}
+    assert {record["address"] for record in office.gateway.awaited(2, event="tunnel.outcome")} == {"delegated"}
 
 
 def test_clear_text_goes_through_it_by_connect(office: Office) -> None:

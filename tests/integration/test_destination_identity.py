@@ -21,7 +21,6 @@ from tests.support.entries import ENTRIES, Entry, connect_through, entry_of, rea
 from tests.support.gateway import TestGateway
 from tests.support.machines import own_network
 from tests.support.origins import Origin
-from tests.support.waiting import until
 from tests.support.world import world
 
 pytestmark = pytest.mark.xdist_group("destination-identity")
@@ -85,12 +84,7 @@ def entry(request: pytest.FixtureRequest, place: Place) -> Iterator[Entry]:
 
 def refusal(place: Place, entry: Entry, reason: str, **fields: object) -> dict[str, object]:
     """The one record of this sandbox with `reason` and `fields`, once it is there."""
-
-    def found() -> list[dict[str, object]]:
-        records = place.gateway.records(sandbox=entry.id, reason=reason)
-        return [record for record in records if fields.items() <= record.items()]
-
-    (record,) = until(found)
+    (record,) = place.gateway.awaited(sandbox=entry.id, reason=reason, **fields)
     return record
 
 
@@ -159,10 +153,13 @@ def test_clear_text_is_judged_by_the_same_rules(place: Place, entry: Entry) -> N
         answer = entry.command("curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", "-X", method, url)
         assert answer.out == "403", (method, url, answer)
     assert place.requests == before
-    records = place.gateway.records(sandbox=entry.id, event="request.refused")
     seen = [
-        next(r for r in records if (r.get("method"), r.get("scheme"), r.get("host")) == wanted)
-        for wanted in (("POST", "http", "api.test"), ("POST", "https", "api.test"), ("GET", "http", "unlisted.test"))
+        place.gateway.awaited(event="request.refused", sandbox=entry.id, method=method, scheme=scheme, host=host)[0]
+        for method, scheme, host in (
+            ("POST", "http", "api.test"),
+            ("POST", "https", "api.test"),
+            ("GET", "http", "unlisted.test"),
+        )
     ]
     common = {"sandbox", "role", "policy", "method", "scheme", "host", "port", "path", "reason", "decision"}
     for record in seen:
@@ -264,7 +261,7 @@ def test_an_answer_with_one_forbidden_address_is_refused_whole(tmp_path: Path) -
                 assert answer.out == status, (name, answer, gateway.errors())
                 if status == "403":
                     assert origin.untouched
-                    (record,) = until(lambda name=name: gateway.records(host=name, event="request.outcome"))
+                    (record,) = gateway.awaited(host=name, event="request.outcome")
                     assert record["error"] == "address-refused"
                     assert "169.254.169.254" in str(record["address"]) or "a9fe:a9fe" in str(record["address"])
             assert [request.header("host") for request in origin.received] == [f"alone.test:{origin.port}"]

@@ -81,7 +81,7 @@ def test_a_claim_is_shown_and_on_record(gateway: TestGateway) -> None:
     claimed = until(lambda: gateway.admin.sandbox(box.id)["claimed"])
     assert "gateway" in claimed["holds"]
     assert "interfaces" not in claimed["holds"]  # the script cannot see them
-    (record,) = gateway.records(event="boundary.claimed", sandbox=box.id)
+    (record,) = gateway.awaited(event="boundary.claimed", sandbox=box.id)
     assert (record["claimed"], record["holds"]) == (True, claimed["holds"])
     assert gateway.admin.sandbox(box.id)["armed"] is False
     assert "claimed" in gateway.exeat("sandbox", "show", box.id).out
@@ -111,9 +111,9 @@ def test_a_hostile_claim_leaves_nothing(
     assert reason in done.out, (sentence, done)
     shown = gateway.admin.sandbox(box.id)
     assert (shown["claimed"], shown["armed"]) == (None, False)
-    assert gateway.records(event="boundary.claimed", sandbox=box.id) == []
-    (record,) = gateway.records(event="request.refused", sandbox=box.id)
+    (record,) = gateway.awaited(event="request.refused", sandbox=box.id)
     assert record["reason"] == reason
+    assert gateway.records(event="boundary.claimed", sandbox=box.id) == []
 
 
 def send(box: Box, body: str, *arguments: str, page: str = "doctor") -> Completed:

@@ -18,9 +18,8 @@ from tests.support.gateway import Box, TestGateway
 from tests.support.origins import Origin
 from tests.support.scripts import READ, script, text
 from tests.support.signals import Gate
-from tests.support.waiting import until
 
-pytestmark = [pytest.mark.xdist_group("explicit"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.xdist_group("explicit")
 
 SECRET = "canary-4be1c0d29f7a83e6-canary"
 
@@ -130,6 +129,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield Scene(gateway, api, site)
 
 
+@pytest.fixture(autouse=True)
+def _own_sandbox(scene: Scene) -> None:
+    """Each test has a sandbox of its own, so that its records are told from those of others."""
+    scene.box = scene.gateway.sandbox()
+
+
 REFUSED = [
     ("an operation of another role", "operations/nothing", {}, 404, "not-found"),
     ("an operation that nobody has", "operations/orders.write", {}, 404, "not-found"),
@@ -157,7 +162,8 @@ def test_what_states_no_permitted_request_is_refused(
     code, problem = scene.post(name, value)
     assert (code, problem["reason"]) == (status, reason)
     assert scene.seen == before
-    assert any(record.get("reason") == reason for record in scene.gateway.records(event="request.refused"))
+    (record,) = scene.gateway.awaited(event="request.refused", sandbox=scene.box.id)
+    assert record["reason"] == reason
 
 
 @pytest.mark.parametrize("extra", [("-H", "Content-Type: text/plain"), ("-H", "Origin: http://evil.test")])
@@ -193,7 +199,7 @@ def test_only_the_result_of_a_credentialed_operation_comes_back(scene: Scene) ->
     seen = scene.api.received[-1]
     assert seen.target == "/v1/orders/7?expand=items"
     assert seen.values("authorization") == [f"Bearer {SECRET}"]
-    handed = scene.gateway.records(event="request.handoff")[-1]
+    (handed,) = scene.gateway.awaited(event="request.handoff", sandbox=scene.box.id)
     assert (handed["lane"], handed["operation"]) == ("explicit", "agent/orders.read")
 
 
@@ -208,8 +214,8 @@ def test_a_placeholder_in_a_body_that_nobody_judges_is_an_alarm(scene: Scene) ->
     """Expect it to be sent, as in a body that streams, and the alarm to name the request."""
     code, _ = scene.post("operations/note", {"body": {"text": next(iter(scene.box.placeholders.values()))}})
     assert code == 200
-    intent = scene.gateway.records(event="request.intent")[-1]
-    (alarm,) = scene.gateway.records(event="placeholder.misused")
+    (intent,) = scene.gateway.awaited(event="request.intent", sandbox=scene.box.id)
+    (alarm,) = scene.gateway.awaited(event="placeholder.misused", sandbox=scene.box.id)
     assert alarm["request_id"] == intent["request_id"]
 
 
@@ -220,8 +226,8 @@ def test_a_plain_operation_streams_its_answer(scene: Scene) -> None:
     answer = scene.box.curl("-w", "%{num_connects} ", *post, url, "--next", "-s", "-w", "%{num_connects}", *post, url)
     assert answer.code == 0
     assert [request.target for request in scene.site.received[-2:]] == ["/public/a/b"] * 2
-    intents = scene.gateway.records(event="request.intent")
-    assert intents[-1]["lane"] == "explicit"
+    intents = scene.gateway.awaited(2, event="request.intent", sandbox=scene.box.id)
+    assert [intent["lane"] for intent in intents] == ["explicit"] * 2
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -294,15 +300,13 @@ def test_the_outcome_of_a_tool_call_is_the_one_of_its_request(scene: Scene) -> N
     for _ in range(10):
         _, told = answer(call(box, "orders_list", {}))
         assert told["result"]["isError"] is False
-    handed = [record["request_id"] for record in scene.gateway.records(event="request.handoff", sandbox=box.id)]
+    records = scene.gateway.settled(30, sandbox=box.id)
+    handed, outcomes = (
+        [record for record in records if record["event"] == event] for event in ("request.handoff", "broker.outcome")
+    )
     assert len(handed) == 10
-
-    def outcomes() -> list[dict[str, Any]]:
-        return scene.gateway.records(event="broker.outcome", sandbox=box.id)
-
-    until(lambda: len(outcomes()) == 10)
-    assert sorted(record["request_id"] for record in outcomes()) == sorted(handed)
-    assert {(record.get("error", ""), record["completed"]) for record in outcomes()} == {("", True)}
+    assert sorted(record["request_id"] for record in outcomes) == sorted(record["request_id"] for record in handed)
+    assert {(record.get("error", ""), record["completed"]) for record in outcomes} == {("", True)}
 
 
 def test_a_sandbox_has_only_so_many_tool_calls_at_a_time(scene: Scene) -> None:
@@ -320,8 +324,8 @@ def test_a_sandbox_has_only_so_many_tool_calls_at_a_time(scene: Scene) -> None:
         for connection in held:  # a reset: an origin is not kept for nobody
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
-        until(lambda: len(scene.gateway.records(event="request.outcome", sandbox=box.id)) == CALLS)
-        assert {r["error"] for r in scene.gateway.records(event="request.outcome", sandbox=box.id)} == {"client-gone"}
+        outcomes = scene.gateway.awaited(CALLS, event="request.outcome", sandbox=box.id)
+        assert [record["error"] for record in outcomes] == ["client-gone"] * CALLS
         assert answer(call(box, "site_read", {"path": {"rest": "a"}}))[1]["result"]["isError"] is False
     finally:
         gate.open()
@@ -341,7 +345,7 @@ def test_a_wish_for_access_is_on_record_and_grants_nothing(scene: Scene) -> None
         {"asked": refused["request_id"], "granted": False, "next": "A person decides; ask again after that."},
     )
     assert scene.post("access", wish)[0] == 429
-    (record,) = scene.gateway.records(event="access.requested")
+    (record,) = scene.gateway.awaited(event="access.requested")
     assert record["request_id"] == refused["request_id"]
     assert (record["sandbox"], record["host"], record["path"]) == (scene.box.id, "site.test", "/public/closed")
     assert scene.post("operations/site.read", {"path": {"rest": "closed"}})[0] == 403

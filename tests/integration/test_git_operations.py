@@ -21,7 +21,7 @@ from tests.support.githttp import git_backend, make_repository
 from tests.support.lfs import LfsServer
 from tests.support.origins import Exchange, Handler, Origin
 
-pytestmark = [pytest.mark.xdist_group("git-operations"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.xdist_group("git-operations")
 
 KEY = "kq8-Forge-Real-0d7f1c52aa93"
 CREDENTIALS = """
@@ -246,12 +246,13 @@ def test_who_may_fetch_one_repository_does_only_that(place: Place, tmp_path: Pat
     for folder in ("clone", "shallow", "partial"):
         assert (tmp_path / folder / "README.md").read_text() == "hello\n"
     for name, words in BEYOND.items():
-        before, seen = len(origin.received), len(place.gateway.records())
+        before, seen = len(origin.received), len(place.gateway.settled(sandbox=place.reader.id))
         done = git(words)
         assert done.code != 0, (name, done)
         assert "Exeat" in done.err, (name, done)
         assert len(origin.received) == before, name
-        assert [one["event"] for one in place.gateway.records()[seen:]] == ["request.refused"], name
+        since = place.gateway.settled(seen + 1, sandbox=place.reader.id)[seen:]
+        assert [one["event"] for one in since] == ["request.refused"], name
 
 
 # --- pushes that are permitted ---
@@ -269,10 +270,8 @@ def test_a_push_to_the_agents_branch(place: Place, which: str, work: Path, tmp_p
     refs = place.refs(which)
     assert refs[branch] == refs[f"refs/tags/v-{which}"] == head
     name = "broker.outcome" if which == "keyed" else "request.outcome"
-    stated = [
-        set(one["arguments"]) for one in place.gateway.records(event=name) if one["operation"] == f"{which}/git.push"
-    ]
-    assert {"repository=o/r", f"ref={branch}", f"ref=refs/tags/v-{which}", "change=create", "change=update"} in stated
+    stated = {"repository=o/r", f"ref={branch}", f"ref=refs/tags/v-{which}", "change=create", "change=update"}
+    place.gateway.awaited(where=lambda one: set(one["arguments"]) == stated, event=name, operation=f"{which}/git.push")
 
 
 def test_a_large_push_streams(place: Place, which: str, work: Path, tmp_path: Path) -> None:
@@ -330,8 +329,7 @@ def test_the_same_over_http_2(place: Place, tmp_path: Path) -> None:
     pushed = place.git(folder, "push", "origin", "HEAD:refs/heads/agent/two")
     assert pushed.code == 0, pushed
     assert place.refs("two")["refs/heads/agent/two"] == place.git(folder, "rev-parse", "HEAD").out.strip()
-    records = [one for one in place.gateway.records(event="request.outcome") if one["operation"] == "two/git.push"]
-    assert records
+    records = place.gateway.awaited(event="request.outcome", operation="two/git.push")
     assert {one["lane"] for one in records} == {"mitm"}
 
 

@@ -54,8 +54,7 @@ class Scene:
 
     def drops(self, **conditions: str) -> list[dict[str, Any]]:
         """Records of drops in which these fields have these values."""
-        found = self.gateway.records(event="drops.counted")
-        return [record for record in found if all(record[name] == value for name, value in conditions.items())]
+        return self.gateway.records(event="drops.counted", **conditions)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +69,7 @@ def test_a_quiet_sandbox_leaves_no_record(scene: Scene) -> None:
     """Neither the kernel's own neighbour discovery nor our probe is a sandbox's packet."""
     done = scene.gateway.run("true", options=("--owner", "quiet"))
     assert done.code == 0, done
+    scene.gateway.awaited(event="sandbox.ended", owner="quiet")
     assert scene.drops(owner="quiet") == []
 
 
@@ -78,7 +78,7 @@ def test_what_went_past_the_gateway_is_on_record_when_the_sandbox_ends(scene: Sc
     before = verify([scene.gateway.log]).coverage.kernel_drops
     done = scene.gateway.run("python3", "-c", SEND, options=("--owner", "ada"))
     assert done.code == 0, done
-    found = until(lambda: scene.drops(owner="ada"), what="the record")
+    found = scene.gateway.awaited(event="drops.counted", owner="ada")
     assert [(record["count"], record["drops"]) for record in found] == [(6, COUNTED)]
     assert (found[0]["role"], found[0]["code"]) == ("agent", "XT006W")
     assert verify([scene.gateway.log]).coverage.kernel_drops == before + 6
@@ -97,7 +97,7 @@ def test_a_sandbox_whose_command_was_killed_is_counted_too(scene: Scene) -> None
         assert running.stdout.readline() == b"sent\n"
         assert scene.drops(owner="eve") == [], "not yet: at most one record a minute"
         running.kill()
-    found = until(lambda: scene.drops(owner="eve"), what="the record")
+    found = scene.gateway.awaited(event="drops.counted", owner="eve")
     assert [record["drops"] for record in found] == [COUNTED]
 
 
@@ -111,7 +111,7 @@ def test_an_ordinary_users_sandbox_is_counted() -> None:
         ordinary.give(folder)
         done = gateway.run("python3", "-c", SEND)
         assert done.code == 0, done
-        (record,) = gateway.records(event="drops.counted")
+        (record,) = gateway.awaited(event="drops.counted")
         assert (record["drops"], record.get("error")) == (COUNTED, None)
 
 

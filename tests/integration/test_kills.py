@@ -25,7 +25,7 @@ from tests.support.scripts import READ, chunk, script, text
 from tests.support.signals import Gate
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.xdist_group("kills"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.xdist_group("kills")
 
 POLICY = """
 roles:
@@ -111,7 +111,7 @@ def fetch(box: Box, origin: Origin, host: str, path: str) -> tuple[int, str]:
     """One request by curl: its exit code and `status body`."""
     credential = ["-H", f"Authorization: Bearer {box.placeholders['HELD_KEY']}"] if host == "held.test" else []
     url = f"https://{host}:{origin.port}{path}"
-    answer = box.command("curl", "-s", "--max-time", "20", "-w", " %{http_code}", *credential, url)
+    answer = box.command("curl", "-s", "--max-time", "60", "-w", " %{http_code}", *credential, url)
     return answer.code, answer.out
 
 
@@ -136,13 +136,13 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         self.gate.open()
-        self._thread.join(40)
+        self._thread.join(90)
 
     def _run(self) -> None:
         self.result.append(fetch(self.box, self.origin, self.host, self.path))
 
     def end(self) -> tuple[int, str]:
-        self._thread.join(40)
+        self._thread.join(90)
         assert self.result, "curl did not end"
         return self.result[0]
 
@@ -161,7 +161,7 @@ def test_a_killed_process_closes_everything_and_all_come_back(
 ) -> None:
     """SIGKILL while answers stream: both break off, nothing passes unrecorded, and soon both sandboxes work again."""
     box = gateway.sandbox()
-    before = until(lambda: found if len(found := processes(gateway)) == 4 else None, 40)
+    before = until(lambda: found if len(found := processes(gateway)) == 4 else None)
     with (
         Stream(box, origin, "plain.test", f"/{victim}/plain") as plain,
         Stream(box, origin, "held.test", f"/{victim}/held") as held,
@@ -179,15 +179,15 @@ def test_a_killed_process_closes_everything_and_all_come_back(
         40,
     )
     assert set(after) == set(MODULES)
-    for number, each in enumerate((box, until(lambda: _new_sandbox(gateway), 30))):
+    for number, each in enumerate((box, until(lambda: _new_sandbox(gateway)))):
         for host in HOSTS:
             path = f"/{victim}/after/{number}"
-            until(lambda each=each, host=host, path=path: fetch(each, origin, host, path) == (0, "answer 200"), 30)
+            until(lambda each=each, host=host, path=path: fetch(each, origin, host, path) == (0, "answer 200"))
     everything_was_written_first(gateway, origin)
     if victim == "auditor":
-        assert gateway.records(event="log.recovered")
+        assert gateway.awaited(event="log.recovered")
     else:
-        assert victim in {record["program"] for record in gateway.records(event="process.lost")}
+        assert gateway.awaited(event="process.lost", program=victim)
     assert SECRET not in gateway.errors()
     assert "restarting all processes" in gateway.errors()
     verified = gateway.exeat("audit", "verify")
@@ -211,7 +211,7 @@ def test_a_killed_supervisor_takes_everything_down(gateway: TestGateway, origin:
         assert code != 0
         assert "last" not in shown
     gateway.stop()
-    until(lambda: not [pid for pid in pids.values() if Path(f"/proc/{pid}").exists()], 20, "our processes ended")
+    until(lambda: not [pid for pid in pids.values() if Path(f"/proc/{pid}").exists()], what="our processes ended")
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", gateway.port), timeout=2).close()
     gateway.start()
@@ -232,11 +232,11 @@ def test_a_stop_lets_answers_end_and_writes_their_outcomes(
         Stream(box, origin, "held.test", f"/drain/{number.name}/held") as held,
     ):
         gateway.process.send_signal(number)
-        until(lambda: _refused(gateway), 10, "new connections were refused")
+        until(lambda: _refused(gateway), what="new connections were refused")
         plain.gate.open()
         held.gate.open()
         assert [stream.end() for stream in (plain, held)] == [(0, "first last 200")] * 2
-    assert gateway.process.wait(30) == 0
+    assert gateway.process.wait(60) == 0
     gateway.stop()
     for name in ("plain", "held"):
         record = outcome_of(gateway, f"/drain/{number.name}/{name}")
@@ -299,7 +299,7 @@ def test_a_full_disk_refuses_everything_until_there_is_room(gateway: TestGateway
     finally:
         limit_file_size(auditor, "unlimited")
     for host in HOSTS:
-        until(lambda host=host: fetch(box, origin, host, "/disk/after") == (0, "answer 200"), 20)
+        until(lambda host=host: fetch(box, origin, host, "/disk/after") == (0, "answer 200"))
     assert processes(gateway)["auditor"] == auditor
     verified = gateway.exeat("audit", "verify")
     assert verified.code == 0, verified.out + verified.err

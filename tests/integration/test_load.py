@@ -62,7 +62,7 @@ class Scene:
         if window is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, window)
-        connection.settimeout(30)
+        connection.settimeout(60)
         connection.connect(("127.0.0.1", self.gateway.port))
         authority = self.authority(host)
         token = f"Proxy-Authorization: Bearer {self.box.token}"
@@ -142,7 +142,7 @@ def test_a_reader_that_stops_stops_the_origin(scene: Scene, host: str) -> None:
     scene.origin.on(f"/download/{host}", source)
     with scene.connect(host, window=65536) as connection:
         connection.sendall(f"GET /download/{host} HTTP/1.1\r\nHost: {scene.authority(host)}\r\n\r\n".encode())
-        source.notice.wait_until(lambda: source.taken > 0, 20)
+        source.notice.wait_until(lambda: source.taken > 0)
         held = settled(lambda: source.taken)
         assert held < IN_BETWEEN, f"{held >> 20} MiB were taken from the origin while nobody read"
         assert read_head(connection).startswith(b"HTTP/1.1 200")
@@ -179,7 +179,7 @@ def test_an_origin_that_stops_reading_stops_the_client(scene: Scene, host: str) 
         held = settled(lambda: sent[0])
         assert held < IN_BETWEEN, f"{held >> 20} MiB were taken from the client while nobody read"
         gate.open()
-        thread.join(50)
+        thread.join(120)
         assert not thread.is_alive()
         answer, body = read_answer(connection)
     assert answer.startswith(b"HTTP/1.1 200"), answer
@@ -204,7 +204,7 @@ def test_open_files_return_to_where_they_were(scene: Scene) -> None:
     assert answered >= 1000
     scene.gateway.admin.end_sandbox(scene.box.id)  # its pooled connections go with it
     scene.box = scene.gateway.sandbox()
-    after = until(lambda: _no_more_than(scene.open_files(), before), 20, "open files back to where they were")
+    after = until(lambda: _no_more_than(scene.open_files(), before), what="open files back to where they were")
     assert after.keys() == before.keys()
 
 

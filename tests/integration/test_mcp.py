@@ -13,7 +13,7 @@ from tests.support.authority import Authority
 from tests.support.gateway import Box, TestGateway
 from tests.support.mcpserver import CLIENT, McpServer
 
-pytestmark = [pytest.mark.xdist_group("mcp"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.xdist_group("mcp")
 
 SECRET = "kq8-Mcp-Real-0d7f1c52aa93c1b4"
 

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -39,7 +39,7 @@ from tests.support.registries import (
     serve_registry,
 )
 
-pytestmark = [pytest.mark.xdist_group("native-refusals"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.xdist_group("native-refusals")
 
 NAMES = ("index", "other", "registry", "modules", "gems", "forge", "images", "crates", "svc")
 POLICY = """
@@ -111,7 +111,6 @@ class Scene:
     gateway: TestGateway
     agent: Box
     publisher: Box
-    seen: int = field(default=0)
 
     def url(self, which: str, path: str = "/") -> str:
         return self.origins[which].url(path)
@@ -119,11 +118,12 @@ class Scene:
     def forget(self) -> None:
         for origin in self.origins.values():
             origin.received.clear()
-        self.seen = len(self.gateway.records())
+        self.agent, self.publisher = self.gateway.sandbox(), self.gateway.sandbox("publisher")
 
     def records(self) -> list[dict[str, Any]]:
-        """What the log says of requests since `forget`."""
-        return [one for one in self.gateway.records()[self.seen :] if str(one["event"]).startswith("request.")]
+        """What the log says of requests since `forget`, once they are over."""
+        since = [one for box in (self.agent, self.publisher) for one in self.gateway.settled(sandbox=box.id)]
+        return [one for one in since if str(one["event"]).startswith("request.")]
 
     def refused(self) -> list[dict[str, Any]]:
         return [one for one in self.records() if one["event"] == "request.refused"]

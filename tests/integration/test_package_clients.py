@@ -23,7 +23,7 @@ from tests.support.origins import Exchange, Origin
 from tests.support.programs import program
 from tests.support.registries import answering
 
-pytestmark = [pytest.mark.xdist_group("package-clients"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.xdist_group("package-clients")
 
 PACKAGE = b"!<arch>\nnot a package, but the very bytes that the index names\n"
 POOL = "pool/main/h/hello++/hello++_1.0~beta+1_all.deb"

@@ -27,7 +27,6 @@ from tests.support.gateway import TestGateway
 from tests.support.origins import Exchange, Origin, head
 from tests.support.scripts import READ, chunk, script, sse
 from tests.support.signals import Gate
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("protocol")
 
@@ -115,7 +114,7 @@ def test_clear_text_in_a_tunnel_is_closed_where_no_rule_says_http(place: Place, 
     assert b" 200 " not in read_to_end(connection)[:16]
     connection.close()
     assert len(origin.received) == before
-    assert until(lambda: place.gateway.records(sandbox=entry.id, reason="tls-required"))
+    assert place.gateway.awaited(sandbox=entry.id, reason="tls-required")
 
 
 def test_clear_text_in_a_tunnel_is_judged_request_by_request(place: Place, entry: Entry) -> None:
@@ -133,8 +132,8 @@ def test_clear_text_in_a_tunnel_is_judged_request_by_request(place: Place, entry
     assert b"no-rule" in body
     connection.close()
     assert len(place.mcp.received) == before + 1
-    (allowed,) = until(lambda: place.gateway.records(sandbox=entry.id, event="request.outcome", host="mcp.test"))
-    (denied,) = place.gateway.records(sandbox=entry.id, event="request.refused", host="mcp.test")
+    (allowed,) = place.gateway.awaited(sandbox=entry.id, event="request.outcome", host="mcp.test")
+    (denied,) = place.gateway.awaited(sandbox=entry.id, event="request.refused", host="mcp.test")
     assert [(r["method"], r["path"], r["scheme"]) for r in (allowed, denied)] == [
         ("GET", "/x", "http"),
         ("GET", "/y", "http"),
@@ -326,7 +325,7 @@ def test_events_reach_the_client_as_they_are_sent(place: Place, entry: Entry, or
     authority = f"{origin.names[0]}:{origin.port}"
     key = f"X-Api-Key: {entry.environment['API_KEY']}\r\n" if origin.names[0] == "keyed.test" else ""
     with tls_through(entry, authority) as connection:
-        connection.settimeout(10)
+        connection.settimeout(60)
         connection.sendall(f"GET /events HTTP/1.1\r\nHost: {authority}\r\n{key}\r\n".encode())
         gates[0].open()
         assert read_head(connection).startswith(b"HTTP/1.1 200 ")

@@ -153,7 +153,7 @@ def test_a_held_program_starts_only_when_it_is_released() -> None:
         assert b"confine" in Path(f"/proc/{first}/cmdline").read_bytes()
         assert Path(f"/proc/{first}/task/{first}/children").read_text() == ""
         place.confined.close()
-        assert place.confined.process.wait(20) == 125
+        assert place.confined.process.wait(60) == 125
 
 
 # --- under `exeat run` -----------------------------------------------------------------------------------
@@ -175,11 +175,11 @@ def test_a_sandbox_with_a_hole_is_never_started(gateway: TestGateway, monkeypatc
         return replace(plan(tools), commands=(*plan(tools).commands, *more))
 
     monkeypatch.setattr(boundary, "capture_plan", leaky)
-    proof = gateway.home / "it-ran"
+    proof, before = gateway.home / "it-ran", len(gateway.records(event="boundary.broken"))
     with pytest.raises(BoundaryUnavailable, match="interfaces"):
         asyncio.run(start(gateway, "touch", str(proof)))
     assert not proof.exists()
-    record = gateway.records(event="boundary.broken")[-1]
+    record = gateway.awaited(before + 1, event="boundary.broken")[before]
     assert (record["ways"], record["code"]) == (["interfaces"], "XS005E")
     assert gateway.records(event="boundary.proven", sandbox=record["sandbox"]) == []
     assert gateway.admin.sandbox(record["sandbox"])["armed"] is False
@@ -214,9 +214,9 @@ def test_a_hole_that_comes_later_ends_the_sandbox(gateway: TestGateway) -> None:
         said = process.communicate()[1].decode()
     assert "a probe got out of sandbox" in said
     assert "interfaces" in said
-    (record,) = gateway.records(event="boundary.broken", sandbox=box)
+    (record,) = gateway.awaited(event="boundary.broken", sandbox=box)
     assert record["ways"] == ["interfaces"]
-    assert record["seq"] < gateway.records(event="sandbox.ended", sandbox=box)[0]["seq"]
+    assert record["seq"] < gateway.awaited(event="sandbox.ended", sandbox=box)[0]["seq"]
 
 
 def test_a_sandbox_is_proven_again_and_again_without_a_trace(gateway: TestGateway) -> None:
@@ -224,9 +224,10 @@ def test_a_sandbox_is_proven_again_and_again_without_a_trace(gateway: TestGatewa
     before = {record["sandbox"] for record in gateway.records(event="sandbox.created")}
     with running(gateway, "sleep", "120") as process:
         box, _ = started(gateway, process, before)
-        until(lambda: len(gateway.records(event="boundary.proven", sandbox=box)) >= 3, seconds=60)
+        gateway.awaited(3, event="boundary.proven", sandbox=box)
         process.send_signal(signal.SIGTERM)
         process.communicate()
+    gateway.awaited(event="sandbox.ended", sandbox=box)
     names = {record["event"] for record in gateway.records(sandbox=box)}
     assert names == {"sandbox.created", "boundary.proven", "sandbox.ended"}
 
@@ -253,8 +254,8 @@ def started(gateway: TestGateway, process: subprocess.Popen[bytes], before: set[
 
     `before` are those that were made already: one of an earlier test may be proven only now.
     """
-    until(lambda: {record["sandbox"] for record in gateway.records(event="boundary.proven")} - before, seconds=60)
-    (box,) = {record["sandbox"] for record in gateway.records(event="boundary.proven")} - before
+    proven = gateway.awaited(where=lambda record: record["sandbox"] not in before, event="boundary.proven")
+    (box,) = {record["sandbox"] for record in proven}
     tasks = Path(f"/proc/{process.pid}/task").iterdir()  # a child belongs to the thread that started it
     child = next(first for task in tasks for first in (task / "children").read_text().split())
     return box, [NSENTER, f"--net=/proc/{child}/ns/net"]

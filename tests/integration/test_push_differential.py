@@ -23,7 +23,7 @@ from tests.support.githttp import make_repository
 from tests.support.pushes import BOUND, TYPE, ZERO, packet
 from tests.support.pushes import push as body_of
 
-pytestmark = [pytest.mark.xdist_group("push-differential"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.xdist_group("push-differential")
 
 ROUNDS = 240
 ENVIRONMENT = {

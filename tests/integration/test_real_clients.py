@@ -20,7 +20,7 @@ from tests.support.githttp import git_backend, make_repository
 from tests.support.origins import Origin
 from tests.support.registries import serve_index, serve_registry
 
-pytestmark = [pytest.mark.xdist_group("real-clients"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.xdist_group("real-clients")
 
 CA_VARIABLES = (
     "SSL_CERT_FILE REQUESTS_CA_BUNDLE CURL_CA_BUNDLE PIP_CERT NODE_EXTRA_CA_CERTS GIT_SSL_CAINFO AWS_CA_BUNDLE "

@@ -21,7 +21,7 @@ from tests.support.gateway import Box, Completed, TestGateway
 from tests.support.origins import Exchange, Origin
 from tests.support.registries import answering, make_tarball
 
-pytestmark = [pytest.mark.xdist_group("registry-traffic"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.xdist_group("registry-traffic")
 
 KEY = "kq8-Files-Real-0d7f1c52aa93"
 CREDENTIALS = """
@@ -291,7 +291,7 @@ def test_a_cut_answer_never_looks_whole(place: Place, which: str, path: str, tmp
 ASK = """
 import os, requests, sys
 headers = {"Authorization": "Bearer " + os.environ["FILES_KEY"]}
-answer = requests.get(sys.argv[1], headers=headers, timeout=30)
+answer = requests.get(sys.argv[1], headers=headers, timeout=60)
 print(answer.status_code, answer.json()["reason"] if answer.status_code == 403 else "")
 """
 
@@ -322,14 +322,14 @@ def test_npm_names_the_other_host_that_a_file_lies_on(place: Place, tmp_path: Pa
 
     def install(name: str) -> Completed:
         folder = ("--prefix", str(tmp_path / name), "--registry", place.origins["plain"].url("/npm/"))
-        return place.box.command("npm", "install", *folder, name, env=settings)
+        return box.command("npm", "install", *folder, name, env=settings)
 
-    seen = len(place.gateway.records())
+    box = place.gateway.sandbox()
     done = install("exeat-there")
     assert done.code != 0
     assert "https://files.elsewhere.test/npm/exeat-there/-/exeat-there-1.0.0.tgz" in done.err
     assert "Refused by Exeat policy" in done.err
-    refused = [one for one in place.gateway.records()[seen:] if one["event"] == "request.refused"]
+    refused = [one for one in place.gateway.settled(sandbox=box.id) if one["event"] == "request.refused"]
     assert {one["host"] for one in refused} == {"files.elsewhere.test"}
     assert any(one["request_id"] in done.err for one in refused)
     assert install("exeat-here").code == 0

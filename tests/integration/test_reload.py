@@ -122,7 +122,7 @@ def test_a_host_taken_from_the_policy_stops_on_an_open_connection(scene: Scene, 
     until(lambda: len(caller.answers) >= 5, what="five answers")
     scene.allow(STAYS, "version: 1\ncredentials: {}\n")
     returned = time.monotonic()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert {status for sent, _, status in caller.answers if sent > returned} <= {403, 0}
     assert sum(1 for _, at, status in caller.answers if at > returned and status == 200) <= 1
@@ -138,7 +138,7 @@ def test_an_open_tunnel_to_a_removed_host_is_closed(scene: Scene, entry: Entry, 
         connection.sendall(f"GET /x HTTP/1.1\r\nHost: {scene.authority(host)}\r\n\r\n".encode())
         head, _ = read_answer(connection)
         assert head.startswith(b"HTTP/1.1 200"), head
-        connection.settimeout(10)
+        connection.settimeout(60)
         began = time.monotonic()
         scene.allow(STAYS, "version: 1\ncredentials: {}\n")
         returned = time.monotonic()
@@ -147,7 +147,7 @@ def test_an_open_tunnel_to_a_removed_host_is_closed(scene: Scene, entry: Entry, 
         assert time.monotonic() - returned < 2
         assert returned - began < 5
     origin = scene.opaque if host == "opaque.test" else scene.origin
-    origin.wait_until(lambda: all(item.closed for item in origin.connections if item.sni == host), timeout=5)
+    origin.wait_until(lambda: all(item.closed for item in origin.connections if item.sni == host))
 
 
 @pytest.mark.parametrize("host", ["live.test", "held.test"], ids=["plain", "credentialed"])
@@ -176,8 +176,9 @@ def test_an_answer_in_progress_is_cut_with_its_host(scene: Scene, entry: Entry, 
     assert b"second" not in rest
     assert not rest.endswith(b"0\r\n\r\n")
     name = "request.outcome" if host == "live.test" else "broker.outcome"
-    outcomes = until(lambda: [r for r in scene.gateway.records(event=name, sandbox=entry.id) if r.get("error")])
-    assert [record["completed"] for record in outcomes] == [False]
+    (outcome,) = scene.gateway.awaited(event=name, sandbox=entry.id, path="/slow")
+    assert outcome["error"]
+    assert outcome["completed"] is False
 
 
 def test_a_host_that_stays_keeps_its_connection(scene: Scene, entry: Entry) -> None:
@@ -260,13 +261,13 @@ def test_reloads_never_open_the_gate(scene: Scene, entry: Entry) -> None:
             answer = scene.gateway.reload()
             assert not answer.get("unacknowledged")
             good = str(answer["digest"])
-    until(lambda: len(prober.statuses) >= 100, 30, what="a hundred probes")
+    until(lambda: len(prober.statuses) >= 100, what="a hundred probes")
     prober.stop.set()
-    prober.join(10)
+    prober.join(60)
     # 403 by policy; a connection closed without an answer, or an error of ours, is no way through either.
     assert set(prober.statuses) <= {403, 503, 0}, set(prober.statuses)
     assert prober.statuses.count(403) > len(prober.statuses) // 2
     assert scene.gateway.records(event="request.intent", host="denied.test") == []
-    assert len(scene.gateway.records(event="policy.rejected")) >= 10
+    assert len(scene.gateway.awaited(10, event="policy.rejected")) >= 10
     shown = scene.gateway.exeat("status", "--output", "json")
     assert good in shown.out

@@ -23,7 +23,7 @@ roles:
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestGateway]:
     folder = tmp_path_factory.mktemp("self-check")
     with TestGateway(folder, policy=POLICY, settings="self_check_seconds: 5\n") as running:
-        until(lambda: len(running.records(event="selfcheck.refused")) >= 4, seconds=60)
+        running.awaited(4, event="selfcheck.refused")
         yield running
 
 
@@ -49,7 +49,7 @@ def test_it_counts_for_nobody(gateway: TestGateway) -> None:
 
 def test_its_certificate_is_minted_once(gateway: TestGateway) -> None:
     """For a name that nobody can have, and on record."""
-    (record,) = gateway.records(event="certificate.minted")
+    (record,) = gateway.awaited(event="certificate.minted")
     assert (record["sandbox"], record["host"]) == ("self-check", "permitted.self-check.invalid")
 
 
@@ -64,10 +64,10 @@ def test_status_says_when_and_how_it_went(gateway: TestGateway) -> None:
         checks = [member["self_check"] for member in gateway.admin.status()["processes"] if "self_check" in member]
         return bool(checks) and checks[0]["passed"] and checks[0]["at"] > first
 
-    until(later, seconds=60)
+    until(later)
 
 
 def test_it_counts_what_it_tried(gateway: TestGateway) -> None:
     """At start without a policy in force, then with it: inside TLS, the broker, each role."""
-    first, second, *_ = gateway.records(event="selfcheck.passed")
+    first, second, *_ = gateway.awaited(2, event="selfcheck.passed")
     assert second["count"] >= first["count"] + 9 + 2 + 1

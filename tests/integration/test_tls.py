@@ -32,7 +32,6 @@ from tests.support.gateway import Completed, TestGateway
 from tests.support.githttp import git_backend, make_repository
 from tests.support.hello import client_hello, names_of, records, served_certificate
 from tests.support.origins import Origin
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("tls")
 
@@ -221,12 +220,7 @@ def test_a_hello_over_its_bound_is_refused_and_recorded(place: Place, entry: Ent
         connection.sendall(records(client_hello("api.test", padding=65_000)))
     assert b"api.test" not in read_to_end(connection)
     connection.close()
-
-    def found() -> list[dict[str, object]]:
-        records = place.gateway.records(sandbox=entry.id, reason="bad-protocol")
-        return [record for record in records if record.get("detail") == "the ClientHello is too large"]
-
-    (record,) = until(found)
+    (record,) = place.gateway.awaited(sandbox=entry.id, reason="bad-protocol", detail="the ClientHello is too large")
     assert record["connect_host"] == f"api.test:{place.api.port}"
 
 
@@ -278,9 +272,11 @@ def test_one_bundle_serves_all_tools(
 
 def test_a_tunnel_is_recorded_as_uninspected(place: Place, entry: Entry) -> None:
     """T07: the tunnelled host's records say so, with the bytes that went through."""
+    before = place.gateway.settled(0, sandbox=entry.id, host="public.test")
     assert _curl(entry, place.public.base).out == "200"
-    found = until(lambda: place.gateway.records(sandbox=entry.id, event="tunnel.outcome", host="public.test"))
-    assert found[-1]["uninspected"] is True
+    found = place.gateway.awaited(len(before) + 2, sandbox=entry.id, host="public.test")[len(before) :]
+    assert [record["event"] for record in found] == ["tunnel.intent", "tunnel.outcome"]
+    assert {record["uninspected"] for record in found} == {True}
     assert int(found[-1]["bytes_down"]) > 0
 
 

@@ -11,6 +11,7 @@ import select
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from wsproto import ConnectionType, WSConnection
@@ -199,7 +200,7 @@ def test_a_placeholder_in_a_message_ends_a_credentialed_socket(place: Place, ent
     assert (answer.code, answer.reason) == (1008, "Refused by Exeat policy: placeholder-misuse")
     client.connection.close()
     assert sum(connection.bytes_in for connection in place.keyed.connections) == before
-    assert until(lambda: place.gateway.records(sandbox=entry.id, event="placeholder.misused"))
+    assert place.gateway.awaited(sandbox=entry.id, event="placeholder.misused")
 
 
 @pytest.mark.parametrize("lane", ["keyed", "plain"])
@@ -256,7 +257,7 @@ def test_a_secret_in_a_message_is_masked_at_its_length(place: Place, entry: Entr
     client.send(TextMessage(data="secret?"))
     assert client.message() == f"it is {'*' * len(SECRET)}."
     closed(client)
-    assert until(lambda: place.gateway.records(sandbox=entry.id, event="secret.echoed"))
+    assert place.gateway.awaited(sandbox=entry.id, event="secret.echoed")
 
 
 def test_a_credentialed_socket_carries_everything_unchanged(place: Place, entry: Entry) -> None:
@@ -291,15 +292,10 @@ def test_a_credentialed_socket_carries_everything_unchanged(place: Place, entry:
     handshake = request.raw_head.count(SECRET.encode())
     assert handshake == 1
     assert bytes(request.connection.raw).count(SECRET.encode()) == 1
-
-    def outcome() -> list[dict[str, object]]:
-        records = place.gateway.records(sandbox=entry.id, event="broker.outcome", host="keyed.test")
-        return [record for record in records if int(record.get("bytes_up") or 0) > 2 << 20]
-
-    (record,) = until(outcome)
+    (record,) = place.gateway.awaited(where=large, sandbox=entry.id, event="broker.outcome", host="keyed.test")
     assert int(str(record["bytes_down"])) > 2 << 20
     assert (record["status"], record["completed"], record["effect"]) == (101, True, "write")
-    same = [r for r in place.gateway.records(request_id=record["request_id"]) if r["event"].startswith("broker.")]
+    same = [r for r in place.gateway.settled(request_id=record["request_id"]) if r["event"].startswith("broker.")]
     assert [r["event"] for r in same] == ["broker.intent", "broker.outcome"]
 
 
@@ -314,13 +310,13 @@ def test_a_plain_socket_carries_compressed_messages(place: Place, entry: Entry) 
     client.send(Ping(payload=b"p"))
     assert client.next() == Pong(payload=b"p")
     closed(client)
-
-    def outcome() -> list[dict[str, object]]:
-        found = place.gateway.records(sandbox=entry.id, event="request.outcome", host="plain.test")
-        return [record for record in found if int(record.get("bytes_up") or 0) > 2 << 20]
-
-    (record,) = until(outcome)
+    (record,) = place.gateway.awaited(where=large, sandbox=entry.id, event="request.outcome", host="plain.test")
     assert record["completed"] is True
+
+
+def large(record: dict[str, Any]) -> bool:
+    """Whether so much went up that it is the conversation with the large message."""
+    return int(record.get("bytes_up") or 0) > 2 << 20
 
 
 @pytest.mark.soak

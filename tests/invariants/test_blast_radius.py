@@ -218,7 +218,7 @@ async def test_a_worker_cannot_change_or_read_what_is_written(tmp_path: Path) ->
         await auditor.links[0].append(Event("connection.refused", {"reason": "bad-token"}), durable=True)
         before = auditor.lines()
         raw = auditor.sockets[1]
-        raw.settimeout(10)
+        raw.settimeout(60)
         for kind in range(256):
             try:
                 raw.sendall(struct.pack(">IB", 10, kind) + b'{"seq": 1}'[:9])  # audit/frames.py: length, type

@@ -124,9 +124,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @pytest.fixture(autouse=True)
 def _sound(scene: Scene) -> Iterator[None]:
     """Each test begins and ends with a gateway that works."""
-    until(lambda: scene.works("plain.test") and scene.works("held.test"), 30, "a working gateway")
+    until(lambda: scene.works("plain.test") and scene.works("held.test"), what="a working gateway")
     yield
-    until(lambda: scene.works("plain.test") and scene.works("held.test"), 30, "a working gateway again")
+    until(lambda: scene.works("plain.test") and scene.works("held.test"), what="a working gateway again")
 
 
 def assert_refused(scene: Scene, host: str, reasons: tuple[str, ...]) -> None:
@@ -171,7 +171,7 @@ def test_a_silent_vault_shuts_plain_traffic_within_its_age_bound(scene: Scene, h
             seen.append(answer.out + answer.err)
             return status(answer) == 503 or "response 503" in answer.err  # told inside the tunnel, or at CONNECT
 
-        assert until(refused, 10, "the end of the snapshot's age"), seen
+        assert until(refused, DEADLINE, "the end of the snapshot's age"), seen
         assert_refused(scene, host, ("policy-unavailable", "503"))
 
 
@@ -225,7 +225,7 @@ def test_a_process_that_dies_refuses_until_all_are_started_again(
             os.kill(pid, signal.SIGKILL)
         for host in hosts:
             assert_refused(scene, host, ("unavailable", "503", "closed", "EOF", "reset", "error"))
-    until(lambda: set(scene.running("worker")) - before, 30, "a new set of processes")
+    until(lambda: set(scene.running("worker")) - before, what="a new set of processes")
 
 
 def test_a_worker_that_dies_takes_its_connections_with_it(scene: Scene) -> None:

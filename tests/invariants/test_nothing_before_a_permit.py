@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tests.support.frontdoor import Request, Seen, play
 from tests.support.hello import client_hello, records
 
-pytestmark = pytest.mark.timeout(240)
 """Thousands of connections: ten seconds where nothing else runs."""
 
 PLAIN = (

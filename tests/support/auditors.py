@@ -102,7 +102,7 @@ class RunningAuditor:
 
     def wait(self) -> tuple[int, str]:
         """Wait for the end; returns exit code and stderr."""
-        _out, err = self.process.communicate(timeout=30)
+        _out, err = self.process.communicate(timeout=60)
         return self.process.returncode, err.decode()
 
     def lines(self) -> list[bytes]:

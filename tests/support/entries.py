@@ -124,7 +124,7 @@ class Inside:
         return connection
 
     def order(self, order: Mapping[str, object]) -> dict[str, Any]:
-        with self._to("commands", 90) as connection, connection.makefile("rwb") as lines:
+        with self._to("commands", 150) as connection, connection.makefile("rwb") as lines:
             lines.write(json.dumps(order).encode() + b"\n")
             lines.flush()
             return dict(json.loads(lines.read()))
@@ -133,7 +133,7 @@ class Inside:
         with self._to("commands") as connection:
             connection.sendall(b"\n")
 
-    def _to(self, socket_name: str, timeout: float = 20) -> socket.socket:
+    def _to(self, socket_name: str, timeout: float = 60) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(timeout)
         connection.connect(str(self.shared / socket_name))

@@ -130,7 +130,7 @@ class _OnGateway:
             return intents == outcomes and intents + refusals >= case.expect.records
 
         with suppress(AssertionError):  # the caller compares, and says what is there
-            until(settled, 5)
+            until(settled)
         return since()
 
 

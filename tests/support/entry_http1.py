@@ -56,7 +56,7 @@ class LoopThread:
     def __exit__(self, *exc_info: object) -> None:
         self.run(self._settle())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     async def _settle(self) -> None:

@@ -9,15 +9,18 @@ with TestGateway(tmp_path, policy=POLICY, credentials=CREDENTIALS, secrets={"api
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +33,9 @@ from exeat.environment import client_environment
 from tests.support.origins import Origin
 from tests.support.waiting import until
 
+type Test = Callable[[dict[str, Any]], bool]
+
+LOWEST_PORT = 10_240
 FILTERS = frozenset(one.name for one in fields(Filter))
 EXEAT = str(Path(sys.executable).parent / "exeat")
 PATH = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
@@ -83,16 +89,16 @@ class Box:
         return variables | dict(self.placeholders) | {"PATH": PATH, "HOME": str(self.gateway.home), "LANG": "C.UTF-8"}
 
     def command(self, *argv: str, env: Mapping[str, str] | None = None, **options: Any) -> Completed:
-        """Run a client with the product's environment; text output, 60 s at most."""
+        """Run a client with the product's environment; text output, two minutes at most."""
         merged = self.environment | dict(env or {})
-        return completed(subprocess.run(argv, env=merged, capture_output=True, timeout=60, check=False, **options))
+        return completed(subprocess.run(argv, env=merged, capture_output=True, timeout=120, check=False, **options))
 
     def curl(self, *arguments: str, env: Mapping[str, str] | None = None) -> Completed:
-        return self.command("curl", "-sS", "--max-time", "30", *arguments, env=env)
+        return self.command("curl", "-sS", "--max-time", "60", *arguments, env=env)
 
     def connect(self) -> socket.socket:
         """A raw connection to the proxy."""
-        return socket.create_connection(("127.0.0.1", self.gateway.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.gateway.port), timeout=60)
 
 
 @dataclass
@@ -237,7 +243,7 @@ class TestGateway:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            code = self.process.wait(30)
+            code = self.process.wait(60)
         finally:
             if self.process.poll() is None:
                 self.process.kill()
@@ -268,30 +274,34 @@ class TestGateway:
         found = (dict(record) for record in search(self.log, Filter(**conditions)))
         return [record for record in found if all(record.get(name) == value for name, value in wanted.items())]
 
-    def awaited(self, count: int = 1, **wanted: Any) -> list[dict[str, Any]]:
+    def awaited(self, count: int = 1, where: Test = lambda _: True, **wanted: Any) -> list[dict[str, Any]]:
         """The records that match, in order, once there are `count` or more. AssertionError where they do not come."""
 
-        def enough() -> list[dict[str, Any]] | None:
-            return found if len(found := self.records(**wanted)) >= count else None
+        def enough() -> tuple[list[dict[str, Any]]] | None:
+            found = list(filter(where, self.records(**wanted)))
+            return (found,) if len(found) >= count else None
 
         try:
-            return until(enough)
+            return until(enough)[0]
         except AssertionError:
             raise AssertionError(f"{count} wanted of {wanted}; the log ends with {self.records()[-12:]}") from None
 
     def settled(self, count: int = 1, **wanted: Any) -> list[dict[str, Any]]:
-        """`awaited`, once besides every request that has a record among them is over: no more will come of it."""
+        """`awaited`, once besides every request that has a record among them is over: no more will come of it.
 
-        def over() -> list[dict[str, Any]] | None:
+        With `count` 0: what there is now, to compare with later.
+        """
+
+        def over() -> tuple[list[dict[str, Any]]] | None:
             found = self.records(**wanted)
             events: dict[str, list[str]] = {one["request_id"]: [] for one in found if "request_id" in one}
             for record in self.records():
                 if record.get("request_id") in events:
                     events[record["request_id"]].append(record["event"])
-            return found if len(found) >= count and all(map(_over, events.values())) else None
+            return (found,) if len(found) >= count and all(map(_over, events.values())) else None
 
         try:
-            return until(over)
+            return until(over)[0]
         except AssertionError:
             raise AssertionError(f"not over: {wanted}; the log ends with {self.records()[-12:]}") from None
 
@@ -300,11 +310,8 @@ class TestGateway:
         environment = {"PATH": PATH, "HOME": str(self.home), "LANG": "C.UTF-8"} | dict(env or {})
         options.setdefault("cwd", self.home)
         argv = [EXEAT, arguments[0], *_config_position(arguments[1:], str(self.settings_file))]
-        return completed(
-            subprocess.run(
-                argv, env=environment, capture_output=True, timeout=90, check=False, stdin=subprocess.DEVNULL, **options
-            )
-        )
+        options |= {"capture_output": True, "timeout": 120, "check": False, "stdin": subprocess.DEVNULL}
+        return completed(subprocess.run(argv, env=environment, **options))
 
     def run(self, *argv: str, options: Iterable[str] = (), env: Mapping[str, str] | None = None) -> Completed:
         """`exeat run` of `argv` in a sandbox of this gateway."""
@@ -316,7 +323,7 @@ class TestGateway:
                 env=environment,
                 cwd=self.home,
                 capture_output=True,
-                timeout=90,
+                timeout=120,
                 check=False,
                 stdin=subprocess.DEVNULL,
             )
@@ -344,11 +351,20 @@ def unconfined(policy: str) -> str:
     return head + roles + re.sub(r"(?m)^(  [\w-]+:\n)", r"\1" + stated, rest[:end]) + rest[end:]
 
 
+_ports = itertools.count(random.SystemRandom().randrange(1 << 20))
+
+
 def free_port() -> int:
-    """A port that was free a moment ago; the gateway binds it itself."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 that is free, for who binds it himself, sooner or later.
+
+    None of those that the kernel gives away: a connection of somebody else could have it by then.
+    """
+    below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for number in itertools.islice(_ports, 1000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", LOWEST_PORT + number % (below - LOWEST_PORT)))
+            return int(probe.getsockname()[1])
+    raise AssertionError("no port is free")
 
 
 def _config_position(arguments: tuple[str, ...], file: str) -> list[str]:

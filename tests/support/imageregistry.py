@@ -114,7 +114,7 @@ class ImageRegistry:
                 stdout=out,
                 stderr=out,
             )
-        until(self._answers, 30, "docker-registry")
+        until(self._answers, what="docker-registry")
         return self
 
     def __exit__(
@@ -125,7 +125,7 @@ class ImageRegistry:
             return
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -65,7 +65,7 @@ def run(order: dict[str, object]) -> dict[str, object]:
             env=os.environ | order["env"],  # type: ignore[operator]
             input=str(order["input"]).encode("latin-1"),
             capture_output=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         code, out, err = done.returncode, done.stdout, done.stderr
@@ -108,7 +108,7 @@ def to_named(client: socket.socket) -> socket.socket:
         line += byte
     host, _, port = line.decode("ascii").strip().rpartition(" ")
     found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    other = socket.create_connection(found[0][4][:2], timeout=20)
+    other = socket.create_connection(found[0][4][:2], timeout=60)
     other.settimeout(None)
     return other
 

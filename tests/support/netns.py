@@ -31,7 +31,7 @@ class Made:
 
     def inside(self, *argv: str) -> None:
         """Run a command of the host in the network namespace, with root's rights in it."""
-        subprocess.run([NSENTER, f"--net=/proc/{self.confined.process.pid}/ns/net", *argv], check=True, timeout=20)
+        subprocess.run([NSENTER, f"--net=/proc/{self.confined.process.pid}/ns/net", *argv], check=True, timeout=60)
 
 
 @contextlib.contextmanager
@@ -94,7 +94,7 @@ class Worker(threading.Thread):
                     else:
                         stream, _ = listener.accept()
                         with stream:
-                            stream.settimeout(5)
+                            stream.settimeout(60)
                             stream.sendall(proof(self._key, stream.recv(NONCE_BYTES)))
 
     def stop(self) -> None:

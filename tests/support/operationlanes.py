@@ -240,7 +240,7 @@ class Stand:
             return intents == outcomes and intents + sum(name in REFUSALS for name in names) >= settled
 
         with suppress(AssertionError):  # the caller compares, and says what is there
-            until(done, 10)
+            until(done)
         return self.tail.read()[before:]
 
 

@@ -216,7 +216,7 @@ class Origin:
 
         thread = threading.Thread(target=run, name=f"origin {self.names[0]}", daemon=True)
         thread.start()
-        started.wait(20)
+        started.wait(60)
         try:
             if state["fault"] is not None:
                 raise state["fault"]
@@ -224,7 +224,7 @@ class Origin:
         finally:
             state["stop"] = True
             ended.tell()
-            thread.join(20)
+            thread.join(60)
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()

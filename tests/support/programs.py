@@ -20,7 +20,7 @@ def lacking(name: str) -> str:
         return f"{name} is not installed"
     try:
         question = "version" if name == "go" else "--version"
-        done = subprocess.run([path, question], capture_output=True, timeout=30, check=False)
+        done = subprocess.run([path, question], capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return f"{name} does not start"
     return "" if done.returncode == 0 else f"{name} does not start here without a choice of its version"

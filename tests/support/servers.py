@@ -85,7 +85,7 @@ class Server:
             return
         process.send_signal(self._quit)
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -22,13 +22,13 @@ class Notice:
                 with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there
                     loop.call_soon_threadsafe(event.set)
 
-    def wait_until(self, predicate: Callable[[], bool], timeout: float = 20.0) -> None:
+    def wait_until(self, predicate: Callable[[], bool], timeout: float = 60.0) -> None:
         """Block this thread until `predicate()` holds. Raises TimeoutError."""
         with self._condition:
             if not self._condition.wait_for(predicate, timeout):
                 raise TimeoutError("the expected event did not come")
 
-    async def until(self, predicate: Callable[[], bool], timeout: float = 20.0) -> None:
+    async def until(self, predicate: Callable[[], bool], timeout: float = 60.0) -> None:
         """Wait in this loop until `predicate()` holds. Raises TimeoutError."""
         event = asyncio.Event()
         entry = (asyncio.get_running_loop(), event)
@@ -63,9 +63,9 @@ class Gate:
         self._notice.tell()
         await self._notice.until(lambda: self.is_open, timeout=120)
 
-    def wait_arrived(self, arrivals: int = 1, timeout: float = 20.0) -> None:
+    def wait_arrived(self, arrivals: int = 1, timeout: float = 60.0) -> None:
         """Block until the script stands at the gate (or has passed it)."""
         self._notice.wait_until(lambda: self.arrivals >= arrivals, timeout)
 
-    async def arrived(self, arrivals: int = 1, timeout: float = 20.0) -> None:
+    async def arrived(self, arrivals: int = 1, timeout: float = 60.0) -> None:
         await self._notice.until(lambda: self.arrivals >= arrivals, timeout)

@@ -87,7 +87,7 @@ class Squid:
                 stderr=out,
                 start_new_session=True,
             )
-        until(self._answers, 30, "squid")
+        until(self._answers, what="squid")
 
     def stop(self) -> None:
         """End it and its helpers at once."""

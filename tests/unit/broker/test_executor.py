@@ -666,7 +666,7 @@ async def test_scrub_sets_are_gone_with_the_calls_that_use_them(bench: Bench) ->
 
     bench.origin.script = waiting
     calls = [asyncio.create_task(bench.ask(bench.request())) for _ in range(2)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(bench.origin.dialled) < 2:
             await asyncio.sleep(0)
     assert len(executor_module._COMPILED) == 1

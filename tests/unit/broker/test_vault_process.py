@@ -134,7 +134,7 @@ async def test_a_vault_lives_records_and_ends(home, auditor) -> None:
     """Ready, serves, is not dumpable, drains at SIGTERM with exit code 0; the canary is nowhere but in its memory."""
     vault = RunningVault(home, auditor.sockets[0])
     assert vault.report() == {"ready": True}
-    client = AdminClient(home / "admin.sock", timeout=10)
+    client = AdminClient(home / "admin.sock", timeout=60)
     client.add_secret("shop/orders", SECRET, owner="team-orders")
     made = client.create_sandbox("agent", owner="o")
     assert client.status()["sandboxes"] == 1
@@ -164,7 +164,7 @@ async def test_a_killed_vault_comes_back_whole(home, auditor) -> None:
     """SIGKILL right after a create: the next start knows the sandbox and the secret."""
     vault = RunningVault(home, auditor.sockets[0])
     assert vault.report() == {"ready": True}
-    client = AdminClient(home / "admin.sock", timeout=10)
+    client = AdminClient(home / "admin.sock", timeout=60)
     client.add_secret("shop/orders", SECRET, owner="team-orders")
     made = client.create_sandbox("agent", owner="o")
     vault.stop(signal.SIGKILL)
@@ -184,7 +184,7 @@ async def test_the_supervisor_hears_when_a_rule_needs_http2(home, auditor) -> No
     assert vault.report() == {"ready": True}
     (home / "policy.yaml").write_text(with_h2)
     (home / "credentials.yaml").write_text("version: 1\ncredentials: {}\n")
-    AdminClient(home / "admin.sock", timeout=10).reload_policy()
+    AdminClient(home / "admin.sock", timeout=60).reload_policy()
     assert vault.report() == {"adapter": True}
     assert vault.stop()[0] == 0
     again = RunningVault(home, auditor.sockets[0])

@@ -210,7 +210,7 @@ async def test_a_worker_that_breaks_the_protocol_is_cut_off(rig, sentence, raw) 
     """The vault reads fixed layouts only; anything else closes the stream."""
     worker = await rig.process("worker", "worker-1")
     worker.raw(raw)
-    await asyncio.wait_for(worker.closed.wait(), 5)
+    await asyncio.wait_for(worker.closed.wait(), 60)
     assert rig.vault.fleet.members() == (), sentence
 
 
@@ -221,7 +221,7 @@ async def test_a_hello_of_another_kind_is_cut_off(rig) -> None:
     ours.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(ours, encode(Hello(kind="executor", name="executor-1")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with contextlib.suppress(ConnectionError):
             assert await loop.sock_recv(ours, 1) == b""
     ours.close()
@@ -274,7 +274,7 @@ async def test_three_echoes_shut_the_credential_for_that_sandbox(rig) -> None:
         executor.say(Echo(id=number, credential="shop-orders", hits=1))
         rig.clock.advance(30)
     executor.say(Echo(id=99, credential="shop-orders", hits=1))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not rig.journal.named("credential.disarmed"):
             await asyncio.sleep(0)
     assert isinstance(answer := await open_over(rig, executor, worker, created, 4), OpenRefused)
@@ -289,7 +289,7 @@ async def test_a_lost_executor_leaves_outcomes(rig) -> None:
     worker, executor = await rig.process("worker", "worker-1"), await rig.process("executor", "executor-1")
     await open_over(rig, executor, worker, await rig.sandbox())
     executor.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not rig.journal.named("broker.outcome"):
             await asyncio.sleep(0)
     assert rig.journal.named("broker.outcome")[0].fields["error"] == "executor-lost"

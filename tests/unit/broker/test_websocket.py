@@ -329,7 +329,7 @@ async def test_a_cut_ends_it_with_what_was_counted(bench: Bench) -> None:
     await talk.sent_up(1)
     (await talk.upstream).write(frame(1, b"hi", masked=False))
     await talk.to_client(4)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(60):
         assert await bench.executor.cut(Cut(id=1, kind="sandbox", tenant=bench.box.tenant, subject=bench.box.id)) >= 1
     await talk.to_the_end()
     assert talk.last == AnswerAbort(reason="sandbox-ended")

@@ -65,7 +65,7 @@ async def test_a_connection_over_the_bound_is_cut_and_has_room_once_another_ende
             await reader.readexactly(3)
         for _, writer in held:
             writer.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 reader, writer = await connect()
                 writer.write(framed(b"c"))

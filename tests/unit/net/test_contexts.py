@@ -228,7 +228,7 @@ def test_a_chain_loads_without_a_file_in_a_hardened_unprivileged_process(tmp_pat
     child = fork.Process(target=_load_as_nobody, args=(pem, results))
     child.start()
     assert results.get() == "loaded"
-    child.join(10)
+    child.join(60)
     results.close()
     assert list(tmp_path.iterdir()) == []
 

@@ -516,7 +516,7 @@ async def transcript(pieces: list[bytes], answers: list[bytes]) -> tuple[bytes, 
         origin = asyncio.create_task(originate())
         await scene.client.write_pieces(pieces)
         client = await scene.client.read_all()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return without_chunks(await origin), client, scene.targets
 
 

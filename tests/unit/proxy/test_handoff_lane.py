@@ -266,7 +266,7 @@ async def test_the_head_of_a_stream_does_not_wait_for_its_first_event() -> None:
     house, _ = await shop([Continue(), head], hang=True)
     client = await house.tunnel("shop.test:443", tls="shop.test")
     client.send(GET)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert (await client._until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
     house.broker.exchanges[0].cancel()
     await client.serving

@@ -373,7 +373,7 @@ def named(auditor: RunningAuditor, event: str) -> list[dict[str, Any]]:
 
 async def test_an_unsound_worker_never_listens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At start: the failed check is on record and told to the vault; the process ends with 3 before it accepts."""
-    async with within(tmp_path, sounding=False) as (made, vault, auditor, _), asyncio.timeout(30):
+    async with within(tmp_path, sounding=False) as (made, vault, auditor, _), asyncio.timeout(60):
         assert await made.run() == 3
         assert made._servers == {}
         assert (await vault.until(Checked)).passed is False
@@ -386,7 +386,7 @@ async def test_a_worker_that_turns_unsound_refuses_everything_and_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Later: the next check finds it; directory and broker are shut, live connections cut, exit code 3."""
-    async with within(tmp_path, sounding=True) as (made, vault, auditor, rooms), asyncio.timeout(30):
+    async with within(tmp_path, sounding=True) as (made, vault, auditor, rooms), asyncio.timeout(60):
         running = asyncio.ensure_future(made.run())
         assert (await vault.until(Checked)).passed
         await vault.until(Ack)
@@ -401,6 +401,6 @@ async def test_a_worker_that_turns_unsound_refuses_everything_and_ends(
 
 async def test_a_sound_worker_says_so(tmp_path: Path) -> None:
     """The process itself: one check at start and one with the policy in force, told and recorded."""
-    async with worker(tmp_path) as running, asyncio.timeout(30):
+    async with worker(tmp_path) as running, asyncio.timeout(60):
         for _ in range(2):
             assert (await running.vault.until(Checked)).passed

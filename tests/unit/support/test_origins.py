@@ -17,7 +17,7 @@ from tests.support.signals import Gate
 
 
 def https(origin: Origin, name: str = "api.test") -> ssl.SSLSocket:
-    raw = socket.create_connection((origin.address, origin.port), timeout=10)
+    raw = socket.create_connection((origin.address, origin.port), timeout=60)
     try:
         return origin.authority.client_context().wrap_socket(raw, server_hostname=name)
     except BaseException:
@@ -76,7 +76,7 @@ def test_a_request_is_recorded_to_the_byte_and_echoed() -> None:
 def test_a_connection_is_kept_for_the_next_request() -> None:
     """Two requests on one connection are two records on one connection."""
     with Origin("api.test", tls=False).run_in_thread() as origin:
-        client = http.client.HTTPConnection(origin.address, origin.port, timeout=10)
+        client = http.client.HTTPConnection(origin.address, origin.port, timeout=60)
         for path in ("/1", "/2"):
             client.request("GET", path, headers={"Host": "api.test"})
             client.getresponse().read()
@@ -90,10 +90,10 @@ def test_expect_is_answered_only_when_the_body_is_read() -> None:
     ask = b"POST %s HTTP/1.1\r\nHost: api.test\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     with Origin("api.test", tls=False).run_in_thread() as origin:
         origin.on("/early", early(403))
-        with socket.create_connection((origin.address, origin.port), timeout=10) as client:
+        with socket.create_connection((origin.address, origin.port), timeout=60) as client:
             client.sendall(ask % b"/early")
             assert read_all(client).startswith(b"HTTP/1.1 403 ")
-        with socket.create_connection((origin.address, origin.port), timeout=10) as client:
+        with socket.create_connection((origin.address, origin.port), timeout=60) as client:
             client.sendall(ask % b"/echo")
             assert client.recv(25, socket.MSG_WAITALL) == b"HTTP/1.1 100 Continue\r\n\r\n"
             client.sendall(b"ok")
