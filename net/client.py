@@ -147,7 +147,10 @@ class HttpClient:
         self._turns = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def ask(self, question: Question) -> Answer | NoAnswer:
-        """Ask once. Nothing is tried again here. Raises nothing but CancelledError."""
+        """Ask once. Nothing is tried again here; aiohttp sends a GET anew where its connection ended without an answer.
+
+        Raises nothing but CancelledError.
+        """
         try:
             _check(question)
             async with asyncio.timeout(self._seconds), self._turns:

@@ -15,17 +15,22 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Literal
 
+from broker.sources.aws import AwsServer, ParameterStoreSource, SecretsManagerSource
 from broker.sources.base import RemoteSource, Source, SourceError
+from broker.sources.clouds import AzureSource, CloudServer, GcpSource
 from broker.sources.env import EnvironmentSource
 from broker.sources.exec import ExecSource
 from broker.sources.file import FileSource
 from broker.sources.keyring import KeyringSource
+from broker.sources.network import Ask, Network, Places
 from broker.sources.onepassword import OnePasswordSource
 from broker.sources.program import Program
 from broker.sources.sops import AgeSource, SopsSource
 from broker.sources.store import StoreSource
 from broker.sources.systemd import SystemdSource
+from broker.sources.vault import VaultDynamicSource, VaultServer, VaultSource
 from broker.vault.secret import Secret
 from broker.vault.store import SecretStore
 from rules.facts import Sandbox
@@ -34,6 +39,8 @@ from rules.secret_references import KINDS, Reference, split
 from rules.secret_sources import SourceDef
 
 CLOSE_SECONDS = 2.0
+_TARGETS = {"secretsmanager": "secretsmanager", "ssm": "AmazonSSM"}
+"""What stands before an action's name in X-Amz-Target."""
 
 _REFERENCE = re.compile(r"([a-z][a-z0-9-]*):(.+)\Z")
 _VARIABLE = re.compile(r"\$\{sandbox\.([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -45,7 +52,7 @@ class Opened:
     """One of the operator's sources, made and ready to be asked. `places`: the destinations that it was made with."""
 
     definition: SourceDef
-    places: Mapping[str, DestinationDef | None]
+    places: Places
     source: RemoteSource
 
 
@@ -60,13 +67,20 @@ class Sources:
         version_key: bytes,
         systemd: Mapping[str, bytes] | None = None,
         threads: Executor | None = None,
+        ask: Ask | None = None,
         now: Callable[[], float] = lambda: 0.0,
+        boot: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`version_key` keys the version digests of sources that have no versions of their own. `now`: Unix time."""
+        """`version_key` keys the version digests of sources that have no versions of their own.
+
+        `ask` is the network's, without which none of its sources is had. `now`: Unix time, `boot`: the boot clock.
+        """
         self.version_key = version_key
         self._environment = environment
         self._threads = threads
+        self._ask = ask
         self._now = now
+        self._boot = boot
         self._at_hand: dict[str, Source] = {
             "env": EnvironmentSource(environment, version_key),
             "file": FileSource(version_key),
@@ -157,7 +171,7 @@ class Sources:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await asyncio.gather(*going, return_exceptions=True)
 
-    def _make(self, definition: SourceDef, places: Mapping[str, DestinationDef | None]) -> RemoteSource:
+    def _make(self, definition: SourceDef, places: Places) -> RemoteSource:
         name, settings, words = definition.name, definition.settings, definition.words
         match definition.kind:
             case "exec":
@@ -171,8 +185,39 @@ class Sources:
                 return AgeSource(name, self._program(definition), settings["identity"])
             case "keyring":
                 return KeyringSource(name, self._program(definition))
+            case "vault":
+                return VaultSource(definition, self._vault(definition, places))
+            case "vault-dynamic":
+                return VaultDynamicSource(definition, self._vault(definition, places))
+            case "aws-secrets-manager":
+                return SecretsManagerSource(definition, self._aws(definition, places, "secretsmanager"))
+            case "aws-parameter-store":
+                return ParameterStoreSource(definition, self._aws(definition, places, "ssm"))
+            case "gcp-secret-manager":
+                return GcpSource(definition, self._cloud(definition, places, "gcp"))
+            case "azure-key-vault":
+                return AzureSource(definition, self._cloud(definition, places, "azure"))
             case kind:
                 raise SourceError("source-unknown", f"{name}: kind {kind} does not exist")
+
+    def _network(self, definition: SourceDef, places: Places) -> Network:
+        if self._ask is None:
+            raise SourceError("source-unknown", f"{definition.name}: there is no network here")
+        return Network(self._ask, places)
+
+    def _vault(self, definition: SourceDef, places: Places) -> VaultServer:
+        return VaultServer(definition, self._network(definition, places), self._text(definition), self._boot)
+
+    def _aws(self, definition: SourceDef, places: Places, service: str) -> AwsServer:
+        network, key = self._network(definition, places), self._text(definition)
+        return AwsServer(definition, network, key, self._now, service=service, prefix=_TARGETS[service])
+
+    def _cloud(self, definition: SourceDef, places: Places, cloud: Literal["gcp", "azure"]) -> CloudServer:
+        async def opening(name: str) -> Secret:
+            return await self.at_hand(definition.secrets[name], None, scrub=False)
+
+        network = self._network(definition, places)
+        return CloudServer(definition, network, opening, cloud=cloud, now=self._now, boot=self._boot)
 
     def _program(self, definition: SourceDef) -> Program:
         passed = {
@@ -181,9 +226,13 @@ class Sources:
         return Program(path=definition.settings["program"], environment=passed)
 
     def _key(self, definition: SourceDef, name: str) -> Callable[[], Awaitable[str]]:
-        """What asks for the text that a source is opened with, read at each use; "" where it is opened with nothing."""
+        text = self._text(definition)
+        return lambda: text(name)
 
-        async def key() -> str:
+    def _text(self, definition: SourceDef) -> Callable[[str], Awaitable[str]]:
+        """What gives a text that a source is opened with, read at each use; "" where it is opened with nothing."""
+
+        async def key(name: str) -> str:
             reference = definition.secrets.get(name)
             if reference is None:
                 return ""
