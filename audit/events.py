@@ -283,6 +283,13 @@ EVENTS: Final[Mapping[str, EventSpec]] = {
     "request.handoff": _event("XR004I", "a request was handed to the broker", _REQUEST, _JUDGED_REQUEST, _FACE),
     "approval.requested": _event("XR005I", "a request is held for an approval", _REQUEST, _NAMED, _JUDGES),
     "access.requested": _event("XR007I", "a sandbox asks for what it was refused", _REQUEST, _NAMED, _FACE),
+    "stub.answered": _event(
+        "XR008I",
+        "a stub endpoint answered; nothing was sent to anybody",
+        _REQUEST | {"action"},
+        _NAMED | {"credential", "action"},
+        _FACE,
+    ),
     "placeholder.misused": _event("XR006W", "a placeholder outside its slot", _REQUEST, _NOTHING, _JUDGES),
     # Credentialed operations: the broker's own two records.
     "broker.intent": _event("XB001I", "a credentialed call is about to be made", _REQUEST, _JUDGED_REQUEST, _BROKER),

@@ -39,6 +39,7 @@ from proxy.liveset import connection_key, tunnel_key
 from proxy.ports import Channel, Clock, Directory, DirectoryUnavailable, LiveSet
 from proxy.records import Seen
 from proxy.stubdns import StubNames
+from proxy.stubs import METADATA_ADDRESSES, StubHost
 from rules.facts import FactsRefused, TunnelFacts
 from rules.names import OWN_NAME, Host, InvalidName, Owner, parse_authority
 from wire.clienthello import ClientHello, ClientHelloReader, ClientHelloRefused
@@ -108,6 +109,7 @@ class FrontDoor:
         table: LimitTable,
         names: StubNames,
         turns: Turns,
+        stubs: StubHost | None = None,
         http_limits: Limits = DEFAULT_LIMITS,
         on_fault: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
@@ -126,6 +128,7 @@ class FrontDoor:
         self._table = table
         self.names = names
         self._turns = turns
+        self._stubs = stubs
         self._http_limits = http_limits
         self._on_fault = on_fault
         self.draining = False
@@ -266,6 +269,9 @@ class FrontDoor:
         address, port = wanted if wanted is not None else ("", 0)
         seen = Seen(lane="captured", connect_host=f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
         host = self.names.host_of(sandbox.id, address)
+        if host is None and address in METADATA_ADDRESSES and self._stubs is not None:
+            literal = Host.of(address)
+            host = literal if self._stubs.leads(found, literal, port) else None
         if host is None:
             detail = "a captured connection to an address that no looked-up name has"
             await self._refuse_connection(channel, found, "address-literal-refused", seen, detail=detail)
@@ -276,7 +282,10 @@ class FrontDoor:
         connection = self._live.add(connection_key(found), lambda reason: stream.abort())
         try:
             if host.text == OWN_NAME and port in (80, 443):
-                await self._help_inside(stream, found, facts, replace(seen, lane="help"))
+                await self._ours_inside(stream, found, facts, replace(seen, lane="help"))
+                return
+            if self._for_a_stub(found, facts):
+                await self._ours_inside(stream, found, facts, seen)
                 return
             verdict = await self._gate.tunnel(found, facts, seen)
             if isinstance(verdict, Refuse):
@@ -305,7 +314,12 @@ class FrontDoor:
         if facts.host.text == OWN_NAME and facts.port in (80, 443):
             stream = connection.detach()
             stream.write(ESTABLISHED)
-            await self._help_inside(stream, who, facts, replace(seen, lane="help"))
+            await self._ours_inside(stream, who, facts, replace(seen, lane="help"))
+            return
+        if self._for_a_stub(who, facts):
+            stream = connection.detach()
+            stream.write(ESTABLISHED)
+            await self._ours_inside(stream, who, facts, seen)
             return
         verdict = await self._gate.tunnel(who, facts, seen)
         if isinstance(verdict, Refuse):
@@ -385,8 +399,17 @@ class FrontDoor:
         )
         await self._lane.serve(visit)
 
-    async def _help_inside(self, stream: ByteStream, who: Identified, facts: TunnelFacts, seen: Seen) -> None:
-        """A tunnel to the help host: TLS on 443, clear text on 80. The lane answers it before policy."""
+    def _for_a_stub(self, who: Identified, facts: TunnelFacts) -> bool:
+        """Whether a connection may exist for a stub's sake alone: policy permits none of which we see the inside."""
+        if self._stubs is None or not self._stubs.leads(who, facts.host, facts.port):
+            return False
+        return self._gate.only_for_a_stub(who, facts)
+
+    async def _ours_inside(self, stream: ByteStream, who: Identified, facts: TunnelFacts, seen: Seen) -> None:
+        """A tunnel to the help host or to a stub: TLS, but clear text on 80. The lane answers it before policy.
+
+        What is for neither is judged as everywhere, and there is no rule for it.
+        """
         peeked = await self._peek(stream)
         if isinstance(peeked, _Clear) and facts.port == 80:
             inner = ServerConnection(stream, self._http_limits)
@@ -394,7 +417,7 @@ class FrontDoor:
             return
         if peeked is None:
             return
-        if isinstance(peeked, _Hello) and facts.port == 443:
+        if isinstance(peeked, _Hello) and facts.port != 80:
             seen = replace(seen, sni=canonical_name(peeked.hello.sni))
             wrong = wrong_hello(peeked.hello, facts, inspected=True)
             if wrong is not None:
@@ -410,7 +433,7 @@ class FrontDoor:
             return
         if not isinstance(peeked, _Bad):
             clear = isinstance(peeked, _Clear) and peeked.looks_like_http
-            peeked = _Bad("tls-required" if clear else "bad-protocol", "another protocol than the help host's port has")
+            peeked = _Bad("tls-required" if clear else "bad-protocol", "another protocol than this port of ours has")
         await self._refuse_connection(who.channel, who, peeked.reason, seen, detail=peeked.detail, tunnel=facts)
         stream.abort()
 

@@ -488,6 +488,16 @@ class Gate:
         return await self._no(admitted.request_id, verdict, who.sandbox, who.channel, None, seen, admitted.facts)
 
     def tunnel_still_allowed(self, admitted: Admitted, snapshot: Snapshot) -> bool:
+    def only_for_a_stub(self, who: Identified, facts: TunnelFacts) -> bool:
+        """Whether only a stub endpoint can be meant by this CONNECT: no rule opens it, or none that looks inside.
+
+        A sandbox that ended or is frozen is refused as everywhere.
+        """
+        verdict = self._think_tunnel(who, facts)
+        if isinstance(verdict, _No):
+            return verdict.reason not in ("limit-reached", "sandbox-ended", "policy-unavailable", "internal-error")
+        return not verdict[0].inspected
+
         """Judge an open CONNECT anew under `snapshot`; a change of lane is a no."""
         registered = current(admitted.who, snapshot, self._clock.wall())
         if registered is None:
@@ -580,6 +590,30 @@ class Gate:
             self.lost_outcomes += 1
 
     async def wish(self, who: Identified, note: RefusalNote) -> bool:
+    async def stubbed(
+        self, who: Identified, facts: RequestFacts, seen: Seen, credential: str, stub: str, status: int
+    ) -> bool:
+        """Put on record that a stub endpoint answers; False where that cannot be written.
+
+        Never raises but CancelledError.
+        """
+        fields: records.Fields = {
+            "request_id": self.new_id(),
+            "credential": credential,
+            "action": stub,
+            "status": status,
+            "channel": who.channel.listener,
+        }
+        try:
+            await self._write(
+                records.event(
+                    "stub.answered", records.who(who.sandbox), records.attempt(facts), records.seen(seen), fields
+                )
+            )
+        except AuditUnavailable:
+            return False
+        return True
+
         """Put on record that a sandbox asks for what it was refused; False where that cannot be written.
 
         Nothing is granted, and nothing of the sandbox's own words is in it. Never raises but CancelledError.

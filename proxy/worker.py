@@ -70,6 +70,7 @@ from proxy.selfcheck import (
     self_check,
 )
 from proxy.stubdns import StubNames, answerer
+from proxy.stubs import StubHost
 from proxy.vaultchannel import VaultChannel
 from rules.decide import decide_tunnel
 from rules.decision import TunnelPermit
@@ -154,6 +155,8 @@ class Ports:
     claim: Callable[[Claim], None] = lambda _: None
     """Tells the vault what a sandbox says of itself."""
     turns: Turns = field(default_factory=Turns)
+    stub_key: bytes = field(default=b"", repr=False)
+    """What derived placeholders are made with (rules/stubs.py); empty: there are no stubs."""
 
 
 class Room:
@@ -192,9 +195,16 @@ class Room:
             judging=Aside("judging", turns=ports.turns),
         )
         help_host = HelpHost(texts=texts, directory=directory, recent=self.recent, clock=ports.clock, claim=ports.claim)
+        stubs = StubHost(directory=directory, clock=ports.clock, key=ports.stub_key) if ports.stub_key else None
         broker = BrokerLane(gate=self.gate, link=ports.broker, live=self.live)
         self.lane = Http1Lane(
-            gate=self.gate, pool=self.pool, broker=broker, live=self.live, help_host=help_host, pace=pace
+            gate=self.gate,
+            pool=self.pool,
+            broker=broker,
+            live=self.live,
+            help_host=help_host,
+            pace=pace,
+            stubs=stubs,
         )
         self.mitm_lane = MitmLane(
             lane=self.lane,
@@ -208,6 +218,7 @@ class Room:
         self.front = FrontDoor(
             names=self.names,
             turns=ports.turns,
+            stubs=stubs,
             gate=self.gate,
             directory=directory,
             clock=ports.clock,
@@ -347,6 +358,7 @@ class Worker:
                 leaf_key, vault.refusal_chain, now=self._clock.wall, capacity=REFUSAL_CONTEXTS
             ),
             turns=turns,
+            stub_key=boot.digest_key,
         )
         # Leaves of its own: a name of the self-check takes no place among those in use.
         leaves = ServerContexts(leaf_key, vault.chain, now=self._clock.wall, capacity=PROBE_CONTEXTS)

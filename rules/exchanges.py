@@ -40,9 +40,8 @@ STUBS: Final[Mapping[str, tuple[str, ...]]] = {
     "google": ("google-token", "gce-metadata"),
     "azure": ("oauth2-token",),
     "aws-sts": ("ec2-metadata", "ecs-metadata"),
-    "sigv4": ("ec2-metadata", "ecs-metadata"),
 }
-"""Which stub endpoints a kind can have (proxy/stubs.py)."""
+"""Which stub endpoints a kind can have (rules/stubs.py)."""
 
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]*)*\Z")
 _TEXT = re.compile(r"[\x20-\x7e]{1,512}\Z")
@@ -115,6 +114,15 @@ def clear_text(kind: str, params: Written, destinations: Mapping[str, Destinatio
     if place is not None and place.scheme == "http":
         return None
     return "secrets are sent over https; where it has to be http, say so under destinations: of this file"
+
+
+def token_endpoint(kind: str, params: Written) -> tuple[Destination, str] | None:
+    """Where exactly a client of the provider itself would ask for a token: what a stub stands in for."""
+    url = endpoint_of(kind, params)
+    if url is None or kind not in ("oauth2", "google", "azure"):
+        return None
+    destination, path = place_of(url)
+    return destination, f"{path.rstrip('/')}/{params['tenant']}/oauth2/v2.0/token" if kind == "azure" else path
 
 
 def stubs_of(params: Written) -> tuple[str, ...]:

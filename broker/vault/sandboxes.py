@@ -25,6 +25,8 @@ from rules.grammar import ATTRIBUTE_NAME, valid_attribute
 from rules.names import Owner
 from rules.placeholders import make
 from rules.policy import CredentialDef, Policy
+from rules.stubs import environment as stub_environment
+from rules.stubs import is_derived, seed
 from state.records import SandboxRecord
 from wire.handoff import Evidence
 
@@ -78,7 +80,7 @@ class Created:
     channel_key: bytes = field(repr=False)
     """b"" where the channel does not identify alone."""
     environment: Mapping[str, str] = field(repr=False)
-    """variable -> placeholder."""
+    """variable -> placeholder; and the variables that lead SDKs to stub endpoints."""
     variables: Mapping[str, str]
     """credential, or credential#part -> variable."""
 
@@ -95,8 +97,10 @@ class NotKnown:
 class SandboxTable:
     """The live sandboxes in memory; the state database is written by the caller before `put`."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, stub_key: bytes = b"") -> None:
+        """`stub_key`: what derived placeholders are made with (rules/stubs.py); workers have it too."""
         self._random = random
+        self._stub_key = stub_key
         self._live: dict[Owner, SandboxRecord] = {}
         self._by_token: dict[bytes, Owner] = {}
         self._by_channel: dict[bytes, Owner] = {}
@@ -123,11 +127,14 @@ class SandboxTable:
         )
         variables: dict[str, str] = {}
         values: dict[str, str] = {}
+        leading: dict[str, str] = {}
         for definition in usable_credentials(policy, request.role):
             for part, spec in definition.placeholders:
                 name = definition.placeholder_name(part)
                 variables[name] = spec.env
-                values[name] = make(spec.shape, self._random(32))
+                derived = is_derived(definition) and self._stub_key
+                values[name] = make(spec.shape, seed(self._stub_key, sandbox, name) if derived else self._random(32))
+            leading |= stub_environment(definition)
         record = SandboxRecord(
             sandbox=sandbox,
             token_sha256=_digest(token),
@@ -141,7 +148,7 @@ class SandboxTable:
             record=record,
             token=token,
             channel_key=key,
-            environment={variables[name]: value for name, value in values.items()},
+            environment=leading | {variables[name]: value for name, value in values.items()},
             variables=variables,
         )
 

@@ -88,7 +88,7 @@ class Vault:
         self.clock = clock
         self._random = random
         self.fleet = Fleet()
-        self.table = SandboxTable(random)
+        self.table = SandboxTable(random, boot.digest_key)
         self.ledger = Ledger()
         self.frozen = FrozenTable()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")

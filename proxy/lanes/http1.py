@@ -3,7 +3,8 @@
 `Visit` is one connection (or the inside of one tunnel); `Http1Lane.serve` runs its requests; `Http1Lane.one` handles
 one request and says whether the connection can go on. Per request:
 
-    head -> facts -> help host?  -> gate.head -> Refuse     answered at once, reading paused, discard bounded
+    head -> facts -> help host, stub endpoint?
+                     gate.head -> Refuse     answered at once, reading paused, discard bounded
                                               -> NeedsBody  100 Continue by us, at most the bound, gate.body; or its
                                                             first bytes (`prefix`), and the rest streams behind them
                                               -> Forward    pool and dialer, net.exchange, WebSocket where permitted
@@ -42,12 +43,14 @@ from proxy.limits import BodyShare, RefusalPace
 from proxy.liveset import live_key
 from proxy.ports import LiveHandle, LiveSet
 from proxy.records import Outcome, Seen
+from proxy.stubs import Matched, StubHost
 from rules.explicit import Stated
 from rules.facts import FactsRefused, RequestFacts, TunnelFacts
 from rules.names import OWN_NAME, Host, Scheme
 from rules.placeholders import find
 from rules.reasons import reason
 from rules.redirects import STATUSES, host_of
+from rules.stubs import MAX_BODY
 from wire.heads import (
     NO_BODY,
     Chunked,
@@ -98,6 +101,7 @@ class Http1Lane:
         live: LiveSet,
         help_host: HelpHost,
         pace: RefusalPace,
+        stubs: StubHost | None = None,
         collect_seconds: float = COLLECT_SECONDS,
     ) -> None:
         self._gate = gate
@@ -105,6 +109,7 @@ class Http1Lane:
         self._broker = broker
         self._live = live
         self._help = help_host
+        self._stubs = stubs
         self._tools = Tools(help_host=help_host, serve=self._serve_inside, wish=self._wish)
         self._pace = pace
         self._collect_seconds = collect_seconds
@@ -153,6 +158,8 @@ class Http1Lane:
             return await self._refuse(visit, error.reason, head=head, detail=error.detail, close=True)
         if is_help(facts):
             return await self._answer_help(visit, facts)
+        if self._stubs is not None and (matched := self._stubs.match(visit.who, facts)) is not None:
+            return await self._answer_stub(visit, facts, matched)
         asked = await self._gate.head(visit.who, facts, visit.seen)
         if not isinstance(asked, NeedsBody):
             return await self._carry_out(visit, head, asked, None)
@@ -214,6 +221,28 @@ class Http1Lane:
                     assert_never(page)
         finally:
             share.close()
+
+    async def _answer_stub(self, visit: Visit, facts: RequestFacts, matched: Matched) -> bool:
+        """A token or metadata endpoint of ours. What the client presents is read to its end and dropped."""
+        assert self._stubs is not None
+        connection, box = visit.connection, visit.who.sandbox
+        if not self._pace.within((box.tenant, box.id)):
+            return await self._refuse(visit, "too-many-requests", close=True)
+        try:
+            async with asyncio.timeout(self._collect_seconds):
+                await connection.send_continue()
+                incoming = connection.body(limit=MAX_BODY)
+                while await incoming.read() is not None:
+                    pass
+        except HeadRefused as error:
+            return await self._refuse(visit, error.reason, close=True)
+        except (TimeoutError, StreamBroken):
+            return await self._refuse(visit, "client-timeout", close=True)
+        made, said = self._stubs.answer(matched, facts)
+        credential, kind = str(said.stub.credential.name), said.stub.kind
+        if not await self._gate.stubbed(visit.who, facts, visit.seen, credential, kind, said.status):
+            return await self._refuse(visit, "audit-unavailable", close=False)
+        return await answer(connection, made)
 
     async def _page(self, visit: Visit, facts: RequestFacts) -> Rendered | HelpRefused:
         if facts.path.segments[0] != "operations":
