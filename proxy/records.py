@@ -13,6 +13,8 @@ from audit.events import Event, Value
 from rules.facts import RequestFacts, Sandbox
 from rules.narrowing import scopes
 from rules.placeholders import find
+from rules.policy import CredentialDef
+from rules.slots import masked
 
 type Fields = dict[str, Value | list[str] | None]
 
@@ -75,8 +77,11 @@ def seen(what: Seen) -> Fields:
     }
 
 
-def attempt(facts: RequestFacts) -> Fields:
-    """The canonical tuple of a request, values of the query left out; where it was narrowed, what of it."""
+def attempt(facts: RequestFacts, credential: CredentialDef | None = None) -> Fields:
+    """The canonical tuple of a request, values of the query left out; where it was narrowed, what of it.
+
+    `credential` is the one that was permitted: a placeholder in its slot is shown by its name.
+    """
     destination = facts.destination
     agents = facts.header("user-agent")
     smaller: Fields = {}
@@ -87,7 +92,7 @@ def attempt(facts: RequestFacts) -> Fields:
         "scheme": destination.scheme,
         "host": destination.host.text,
         "port": destination.port,
-        "path": mask(facts.path.raw),
+        "path": mask(facts.path.raw, credential),
         "query_keys": [mask(name)[:MAX_NAME] for name, _ in facts.query.pairs] or None,
         "user_agent": agents[0] if agents else None,
         "upgrade": facts.upgrade,
@@ -113,8 +118,10 @@ def outcome(result: Outcome, duration_us: int) -> Fields:
     }
 
 
-def mask(text: str) -> str:
-    """`text` with every placeholder core replaced."""
+def mask(text: str, credential: CredentialDef | None = None) -> str:
+    """`text` with every placeholder core replaced; those of `credential` whole, by its name (RULINGS 4.4)."""
+    if credential is not None:
+        text = masked(credential, text)
     for core in find(text):
         text = text.replace(core, "{placeholder}")
     return text

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from rules.placeholders import contains
+
 
 def lower_ascii(text: str) -> str:
     """`text` with A-Z in lower case and every other character as it is."""
@@ -16,6 +18,7 @@ def lower_ascii(text: str) -> str:
     return "".join(chr(ord(char) + 32) if "A" <= char <= "Z" else char for char in text)
 
 
+_TELEGRAM_BOT = re.compile(r"bot([0-9]{1,20}):[A-Za-z0-9_-]{1,128}\Z")
 _NPM_NAME = r"[A-Za-z0-9~][A-Za-z0-9._~-]{0,213}"
 _NPM_RELEASE = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}"
 _MODEL = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
@@ -66,6 +69,12 @@ def _git_repository(text: str) -> str | None:
     if not re.match(r"[A-Za-z0-9._-]{1,100}\Z", name) or lower_ascii(name).endswith(".git") or set(name) == {"."}:
         return None
     return name
+
+
+def _telegram_bot(text: str) -> str | None:
+    """The number of a bot, where a placeholder stands for its token: a client's own token is nothing that matches."""
+    match = _TELEGRAM_BOT.match(text)
+    return match[1] if match is not None and contains(text) else None
 
 
 def _python_project(text: str) -> str | None:
@@ -229,7 +238,7 @@ SHAPES: Mapping[str, Callable[[str], str | None]] = {
     "pub-version": _shape(r"[0-9][0-9A-Za-z.+-]{0,63}"),
     "jira-issue": _jira_issue,
     "jira-project": _jira_project,
-    "telegram-bot": _shape(r"bot[0-9]{1,20}:[A-Za-z0-9_-]{1,128}"),
+    "telegram-bot": _telegram_bot,
     # Words to be said, and pauses: other verbs fetch addresses, record, or call somebody else.
     "twiml-words": _shape(
         r"(?:<\?xml version=\"1\.0\" encoding=\"UTF-8\"\?>)?<Response>(?:"

@@ -27,6 +27,12 @@ QUERY_KEYS: Final = (
     "X-Amz-Signature",
 )
 """What a presigned URL adds to its query."""
+HEADERS: Final = frozenset(
+    "x-amz-date x-amz-content-sha256 x-amz-decoded-content-length x-amz-trailer x-amz-sdk-checksum-algorithm "
+    "x-amz-checksum-mode x-amz-checksum-crc32 x-amz-checksum-crc32c x-amz-checksum-crc64nvme x-amz-checksum-sha1 "
+    "x-amz-checksum-sha256 content-md5 amz-sdk-invocation-id amz-sdk-request x-amz-user-agent".split()
+)
+"""What says how a body is signed, framed and summed, and who asks: goes along with every signed request."""
 SKEW_SECONDS: Final = 15 * 60
 """AWS refuses signatures further from its clock; what a client dates further from ours is not a request of now."""
 MAX_EXPIRES: Final = 7 * 86_400
@@ -85,6 +91,11 @@ def read_from(headers: Sequence[tuple[str, str]], query: Sequence[tuple[str, str
         return "X-Amz-Expires is not a number of seconds up to a week"
     scope, signed = keys.get("X-Amz-Credential", ""), keys.get("X-Amz-SignedHeaders", "")
     return _made(scope, signed, keys.get("X-Amz-Date"), int(expires))
+
+
+def is_signed(definition: CredentialDef) -> bool:
+    """Whether requests with this credential are signed in this way."""
+    return any(slot.where == "sigv4" for slot in definition.slots)
 
 
 def signed_keys(facts: RequestFacts) -> frozenset[str]:

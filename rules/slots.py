@@ -84,7 +84,7 @@ def in_path(credential: CredentialDef, facts: RequestFacts) -> tuple[Spot, ...] 
     """The same for the path: one segment, spelled plainly."""
     for slot in credential.slots:
         if slot.where == "path" and (text := path_value(slot.template, facts.path.raw)) is not None:
-            return _spot(credential, slot, text)
+            return _spot(credential, slot, text) if facts.path.raw.count(text) == 1 else None
     return None
 
 
@@ -134,6 +134,15 @@ def fits(credential: CredentialDef, spots: Iterable[Spot], expected: Mapping[str
         if wanted is None or not hmac.compare_digest(sha256(spot.text.encode()).digest(), wanted):
             return False
     return True
+
+
+def masked(credential: CredentialDef, text: str) -> str:
+    """`text` as records show it: `{credential:NAME}` where a placeholder of the credential stands (RULINGS 4.4)."""
+    for _, spec in credential.placeholders:
+        text = pattern(spec.shape).sub(
+            lambda match: f"{{credential:{credential.name}}}" if find(match[0]) else match[0], text
+        )
+    return text
 
 
 def path_value(template: str, raw: str) -> str | None:

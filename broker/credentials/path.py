@@ -22,7 +22,7 @@ def apply_path(definition: CredentialDef, parts: Mapping[str, Secret], request: 
     encoded = quote_from_bytes(value, safe=":")
     for slot in definition.slots:
         found = path_value(slot.template, request.path)
-        if found is not None and is_placeholder(definition, slot.part, found):
+        if found is not None and is_placeholder(definition, slot.part, found) and request.path.count(found) == 1:
             return Injection(
                 remove_headers=managed_headers(definition),
                 remove_query=managed_query(definition),

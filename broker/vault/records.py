@@ -6,6 +6,8 @@ from audit.events import Value
 from rules.facts import RequestFacts, Sandbox
 from rules.names import Destination
 from rules.placeholders import contains
+from rules.policy import CredentialDef
+from rules.slots import masked
 
 Fields = dict[str, Value | list[str] | None]
 
@@ -23,8 +25,14 @@ def who(sandbox: Sandbox) -> Fields:
     }
 
 
-def attempt(facts: RequestFacts) -> Fields:
-    """The request: query keys only, and the path without placeholders (a head with one in its path is refused)."""
+def shown(text: str, credential: CredentialDef | None) -> str:
+    """`text` without placeholders: `{credential:NAME}` for those of the permitted credential, else nothing of it."""
+    text = text if credential is None else masked(credential, text)
+    return "{credential:unknown}" if contains(text) else text
+
+
+def attempt(facts: RequestFacts, credential: CredentialDef | None = None) -> Fields:
+    """The request: query keys only, and the path without placeholders. `credential`: the one that was permitted."""
     destination: Destination = facts.destination
     path = facts.path.raw
     return {
@@ -32,7 +40,7 @@ def attempt(facts: RequestFacts) -> Fields:
         "scheme": destination.scheme,
         "host": destination.host.text,
         "port": destination.port,
-        "path": "{credential:unknown}" if contains("\n".join((path, *facts.path.segments))) else path,
+        "path": shown(path, credential if not contains("\n".join(facts.path.segments)) or contains(path) else None),
         "query_keys": tuple(name for name, _ in facts.query.pairs if not contains(name)),
         "upgrade": facts.upgrade,
         "lane": "executor",

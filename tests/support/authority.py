@@ -18,6 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 Certificate = Literal["good", "wrong-name", "expired", "not-yet-valid", "self-signed", "untrusted"]
 
+_USAGES = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "client": ExtendedKeyUsageOID.CLIENT_AUTH}
 _DAY = datetime.timedelta(days=1)
 
 
@@ -38,8 +39,8 @@ class Authority:
         )
         self.pem = root.public_bytes(Encoding.PEM).decode()
 
-    def issue(self, names: tuple[str, ...], kind: Certificate = "good") -> bytes:
-        """Private key and certificate for `names` (host names or addresses) as one PEM."""
+    def issue(self, names: tuple[str, ...], kind: Certificate = "good", usage: str = "server") -> bytes:
+        """Private key and certificate for `names` (host names or addresses) as one PEM. `usage`: server or client."""
         if kind == "untrusted":
             return Authority("Unknown origins").issue(names)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -55,7 +56,7 @@ class Authority:
             _builder(subject, issuer, key.public_key(), start, end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(digital_signature=True), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage([_USAGES[usage]]), critical=False)
             .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in named]), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signed_by.public_key()), critical=False)

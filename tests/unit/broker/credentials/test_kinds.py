@@ -28,6 +28,7 @@ from tests.support.kinds import CANARY, NOW, OTHER, PEM, PLACEHOLDER, SAMPLES, d
         f"/x/bot{PLACEHOLDER}/getMe",
         "/botmine/getMe",
         f"/bot{PLACEHOLDER}{PLACEHOLDER}/getMe",
+        f"/bot{PLACEHOLDER}/{PLACEHOLDER}",
     ],
 )
 def test_a_path_without_the_placeholder_in_its_place_takes_no_secret(target: str) -> None:
