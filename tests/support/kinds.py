@@ -17,6 +17,7 @@ from broker.credentials import apply as apply_kind
 from broker.vault.secret import Secret
 from rules.credential_kinds import is_public
 from rules.credential_slots import read_form
+from rules.exchanges import is_exchange, read_exchange
 from rules.names import CredentialRef, Host
 from rules.placeholders import make
 from rules.policy import CredentialDef, PlaceholderSpec
@@ -47,7 +48,7 @@ def definition(
     shapes: Mapping[str, str] | None = None,
 ) -> CredentialDef:
     """A credential `c` of `kind` whose own keys are `written`. Its leading part has the shape `sk_{24}`."""
-    form = read_form(kind, written or {})
+    form = read_exchange(kind, written or {}) if is_exchange(kind) else read_form(kind, written or {})
     lead = form.slots[0]
     named = shapes or {lead.part: "sk_{24}"}
     specs = {part: PlaceholderSpec(env=f"C_{part.upper()}", shape=shape) for part, shape in named.items()}
@@ -116,6 +117,22 @@ SAMPLES: dict[str, Sample] = {
     "header": Sample(
         definition=definition("header", {"header": "X-Api-Key", "template": "key={value}"}),
         seen={"value": b"x-api-key: key=" + CANARY},
+    ),
+    "oauth2": Sample(
+        definition=definition("oauth2", {"token_url": "https://t.example/x", "grant": "client_credentials"}),
+        seen={"value": b"authorization: Bearer " + CANARY},
+    ),
+    "oauth2 in a header": Sample(
+        definition=definition(
+            "oauth2",
+            {
+                "token_url": "https://t.example/x",
+                "grant": "refresh_token",
+                "header": "X-Session",
+                "template": "v2 {value}",
+            },
+        ),
+        seen={"value": b"x-session: v2 " + CANARY},
     ),
     "query": Sample(
         definition=definition("query", {"query": "api_key"}),
