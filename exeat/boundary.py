@@ -15,6 +15,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from capture import inside
 from exeat.environment import REMOVED_VARIABLES, node_preload
@@ -100,10 +101,12 @@ def plan_sandbox(
     read_write: Sequence[str] = (),
     port: int = PROXY_PORT,
     tools: CaptureTools | None = None,
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
     """Return the plan that runs `argv` in a sandbox whose only opening is the listener on `port`.
 
-    `variables` (proxy, CA, placeholders, --env) win over what is passed from the caller.
+    `variables` (proxy, CA, placeholders, --env) win over what is passed from the caller. `files`: path below INSIDE ->
+    text.
     Raises BoundaryRefused where a requested path would show a hidden folder or the whole home.
     """
     view: list[ViewEntry] = system_view()
@@ -115,6 +118,7 @@ def plan_sandbox(
         ("file", ca_pem, f"{INSIDE}/ca.pem"),
         ("file", bundle_pem, f"{INSIDE}/bundle.pem"),
         ("file", node_preload(), NODE_PRELOAD),
+        *(("file", text, path) for path, text in files.items()),
     ]
     view += masks(surroundings.hidden, view)
     if covered(surroundings.home, view) and not _is_program_folder(surroundings):

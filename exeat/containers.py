@@ -185,6 +185,7 @@ def _vault(settings: Settings, layout: Containers, digest_key: str) -> NoReturn:
         "listener_ports": [int(layout.listen.rpartition(":")[2])],
         "self_addresses": list(settings.self_addresses),
         "internal_ranges": list(settings.internal_ranges),
+        "upstream": _upstream(settings),
         "report_fd": report_write,
     }
     descriptor = boot_document(boot)

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from broker.admin.client import AdminClient, AdminError
 from exeat.boundary import INSIDE, NODE_PRELOAD, PROXY_PORT, Surroundings, find_capture_tools, plan_sandbox
 from exeat.environment import client_environment
+from exeat.google_account import VARIABLE, throw_away_account
 from exeat.launch import BoundaryUnavailable, CaptureUnavailable, Confined, launch
 from exeat.output import EXIT_BOUNDARY
 from exeat.principals import uid_of_sandbox
@@ -166,6 +167,10 @@ async def sandbox(
             bundle_file=f"{INSIDE}/bundle.pem",
             node_preload=NODE_PRELOAD,
         )
+        files: dict[str, str] = {}
+        if token_uri := answer.get("google_token_uri"):
+            files[f"{INSIDE}/google-account.json"] = await asyncio.to_thread(throw_away_account, str(token_uri))
+            inside[VARIABLE] = f"{INSIDE}/google-account.json"
         plan_with = partial(
             plan_sandbox,
             argv=argv,
@@ -177,6 +182,7 @@ async def sandbox(
             gid=gid,
             read_only=read_only,
             read_write=read_write,
+            files=files,
         )
         plan = plan_with(tools=find_capture_tools())
         if not capture:

@@ -54,6 +54,7 @@ async def create_call(request: web.Request) -> web.Response:
         "token": created.token,
         "channel_key": created.channel_key.hex() or None,
         "env": dict(created.environment),
+        **({"google_token_uri": created.account_endpoint} if created.account_endpoint else {}),
         "credentials": dict(created.variables),
         "proxy_url": vault.boot.proxy_url if alone else _with_token(vault.boot.proxy_url, created.token),
         "unacknowledged": list(late),

@@ -25,6 +25,7 @@ from rules.grammar import ATTRIBUTE_NAME, valid_attribute
 from rules.names import Owner
 from rules.placeholders import make
 from rules.policy import CredentialDef, Policy
+from rules.stubs import account_endpoint, is_derived, seed
 from rules.stubs import environment as stub_environment
 from rules.stubs import is_derived, seed
 from state.records import SandboxRecord
@@ -82,6 +83,8 @@ class Created:
     environment: Mapping[str, str] = field(repr=False)
     """variable -> placeholder; and the variables that lead SDKs to stub endpoints."""
     variables: Mapping[str, str]
+    account_endpoint: str = ""
+    """Where a key file of Google's form has to lead, where a stub wants one (exeat/google_account.py)."""
     """credential, or credential#part -> variable."""
 
 
@@ -127,6 +130,7 @@ class SandboxTable:
         )
         variables: dict[str, str] = {}
         values: dict[str, str] = {}
+        endpoint = ""
         leading: dict[str, str] = {}
         for definition in usable_credentials(policy, request.role):
             for part, spec in definition.placeholders:
@@ -134,6 +138,7 @@ class SandboxTable:
                 variables[name] = spec.env
                 derived = is_derived(definition) and self._stub_key
                 values[name] = make(spec.shape, seed(self._stub_key, sandbox, name) if derived else self._random(32))
+            endpoint = endpoint or account_endpoint(definition) or ""
             leading |= stub_environment(definition)
         record = SandboxRecord(
             sandbox=sandbox,
@@ -149,6 +154,7 @@ class SandboxTable:
             token=token,
             channel_key=key,
             environment=leading | {variables[name]: value for name, value in values.items()},
+            account_endpoint=endpoint,
             variables=variables,
         )
 

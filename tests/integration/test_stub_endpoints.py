@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -281,6 +282,34 @@ def test_the_keys_of_a_container_name_their_credential(scene: Scene) -> None:
     assert given["AccessKeyId"] == box.placeholders["EXAMPLE_KEY_ID"]
     assert box.curl("-i", "http://169.254.170.2/exeat/role").out.startswith("HTTP/1.1 404")
     assert scene.stubbed(box) == ["ecs-metadata", "ecs-metadata"]
+
+
+def run(scene: Scene, role: str, code: str, *arguments: str) -> Completed:
+    """A client's script under `exeat run`."""
+    options = ("--role", role, "--ro", str(Path(sys.prefix)), "--ro", sys.base_prefix)
+    return scene.gateway.run(sys.executable, "-c", code, *arguments, options=options)
+
+
+def test_exeat_run_brings_the_key_file_that_google_auth_wants(scene: Scene) -> None:
+    """GOOGLE_APPLICATION_CREDENTIALS names a throw-away key; application default credentials work with it."""
+    code = """
+import sys
+import google.auth
+from google.auth.transport.requests import AuthorizedSession
+made, project = google.auth.default(scopes=["https://scope.test/read"])
+print(type(made).__module__, AuthorizedSession(made).get(sys.argv[1]).text)
+"""
+    done = run(scene, "agent", code, f"https://storage.test:{scene.api.port}/b/o")
+    assert done.out == "google.oauth2.service_account done\n", done.err
+
+
+def test_containers_of_aws_find_their_keys_where_connections_are_captured(scene: Scene) -> None:
+    """AWS's clients ask 169.254.170.2 past any proxy variable: the capture leads there, to us and nowhere else."""
+    if shutil.which("nft") is None or shutil.which("ip") is None:
+        pytest.skip("needs nftables and iproute2")
+    code = BOTO.replace('"iam-role"', '"container-role"')
+    done = run(scene, "tasks", code, f"https://s3.test:{scene.api.port}")
+    assert done.out == "done\n", done.err
 
 
 def test_the_log_holds_no_placeholder_and_says_that_nothing_left(scene: Scene) -> None:
