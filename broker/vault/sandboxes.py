@@ -27,7 +27,6 @@ from rules.placeholders import make
 from rules.policy import CredentialDef, Policy
 from rules.stubs import account_endpoint, is_derived, seed
 from rules.stubs import environment as stub_environment
-from rules.stubs import is_derived, seed
 from state.records import SandboxRecord
 from wire.handoff import Evidence
 
@@ -83,9 +82,9 @@ class Created:
     environment: Mapping[str, str] = field(repr=False)
     """variable -> placeholder; and the variables that lead SDKs to stub endpoints."""
     variables: Mapping[str, str]
+    """credential, or credential#part -> variable."""
     account_endpoint: str = ""
     """Where a key file of Google's form has to lead, where a stub wants one (exeat/google_account.py)."""
-    """credential, or credential#part -> variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,16 +129,16 @@ class SandboxTable:
         )
         variables: dict[str, str] = {}
         values: dict[str, str] = {}
-        endpoint = ""
         leading: dict[str, str] = {}
+        endpoint = ""
         for definition in usable_credentials(policy, request.role):
             for part, spec in definition.placeholders:
                 name = definition.placeholder_name(part)
                 variables[name] = spec.env
                 derived = is_derived(definition) and self._stub_key
                 values[name] = make(spec.shape, seed(self._stub_key, sandbox, name) if derived else self._random(32))
-            endpoint = endpoint or account_endpoint(definition) or ""
             leading |= stub_environment(definition)
+            endpoint = endpoint or account_endpoint(definition) or ""
         record = SandboxRecord(
             sandbox=sandbox,
             token_sha256=_digest(token),
@@ -154,8 +153,8 @@ class SandboxTable:
             token=token,
             channel_key=key,
             environment=leading | {variables[name]: value for name, value in values.items()},
-            account_endpoint=endpoint,
             variables=variables,
+            account_endpoint=endpoint,
         )
 
     def put(self, record: SandboxRecord) -> None:
