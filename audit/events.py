@@ -298,6 +298,9 @@ EVENTS: Final[Mapping[str, EventSpec]] = {
     "redirect.granted": _event(
         "XB006I", "a declared redirect opened one address", _REQUEST | {"ttl_s"}, _NAMED | {"grant"}, _BROKER
     ),
+    "token.kept": _event(
+        "XB007I", "an answer brought tokens; the sandbox got placeholders", _REQUEST | {"count"}, _NAMED, _BROKER
+    ),
     "secret.echoed": _event("XB004W", "an answer held a secret; it was masked", _REQUEST, _NOTHING, _BROKER),
     "credential.disarmed": _event(
         "XB005W", "a credential is no longer used for a sandbox", _REQUEST | {"count", "why"}, _NOTHING, _BROKER

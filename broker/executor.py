@@ -39,12 +39,12 @@ from broker.material import guard_other, guards_of, material
 from broker.scrub import Guarded, Patterns, ScrubError
 from broker.shaping import RESULT_SECONDS, Shaping, from_origin
 from broker.vault.clock import Clock
-from broker.vault.records import Fields, attempt, who
+from broker.vault.records import Fields, attempt, shown, who
 from broker.vaultlink import ExecutorSnapshot, Vault, VaultUnavailable
 from broker.websocket import CredentialedSocket, Waiting
 from net.aside import Aside
 from net.dial import DialError, DialTarget
-from net.exchange import ExchangeResult, OutgoingRequest, exchange
+from net.exchange import AnswerRefused, ExchangeResult, OutgoingRequest, exchange
 from net.few import Busy, Few
 from net.framing import FrameStream
 from net.pool import Lease, Pool, PoolKey
@@ -54,13 +54,14 @@ from net.trust import SYSTEM_TRUST, ClientProof, TrustKey
 from net.turns import Share, Turns
 from rules.answers import granted
 from rules.arguments import pairs
+from rules.captured import captured_form
 from rules.decide import decide_request, decide_with_grant
 from rules.decision import Decision, Denied, Held, NeedsBody, Permit
 from rules.facts import BodyAttested, FactsRefused, RequestFacts, Sandbox
 from rules.grants import Grant, rule_of
 from rules.matching import Matched, attestation, match_operation
 from rules.names import Owner
-from rules.policy import DestinationDef, Policy
+from rules.policy import CredentialDef, DestinationDef, Policy
 from rules.service import head_arguments
 from wire.control import Cut, Done, Echo, Opened, OpenRefused
 from wire.frames import Frame, WireError
@@ -78,7 +79,7 @@ from wire.handoff import (
     facts_of,
     open_sealed,
 )
-from wire.heads import CHUNKED, NO_BODY, Framing, HeadRefused, Length
+from wire.heads import CHUNKED, NO_BODY, Framing, HeadRefused, Length, ResponseHead
 
 STATEMENT_SECONDS: Final = 5.0
 BODY_SECONDS: Final = 30.0
@@ -96,6 +97,9 @@ RUNNING_OF_ONE: Final = 128
 """Calls of one sandbox at a time: a quarter of what an executor runs (broker/executor_process.py)."""
 OPENING_OF_ONE: Final = 8
 """Calls of one sandbox that the vault is asked about at a time: it answers in order, and others wait behind them."""
+UNAUTHORIZED: Final = 401
+REFUSED_UPSTREAM: Final = "credential-refused"
+"""Error class of a first attempt whose material the upstream refused."""
 REUSED_METHODS: Final = frozenset({"GET", "HEAD"})
 """Only these go over a kept connection: it may be stale, and nothing else may be sent twice (RULINGS 9.7)."""
 
@@ -273,6 +277,8 @@ class Executor:
         if isinstance(permit, Held):
             raise await self._held(sealed, attested, record)
         call.credential = permit.credential or ""
+        if permit.credential is not None:
+            record |= attempt(facts, policy.credentials[permit.credential])
 
         async def still(other: Policy, who_now: Sandbox) -> bool:
             # The call was opened, dialled and is scrubbed by these; a change of any of them ends it.
@@ -288,25 +294,41 @@ class Executor:
             return permit == (replace(again, grant=permit.grant) if isinstance(again, Permit) else again)
 
         call.still = still
-        opened = await self._open(sealed, attested, permit, policy, record)  # 6
-        started = self._clock.boot()
-        ended = _Ended(error="internal-error")
-        echoes = 0
-        try:
-            ended, echoes = await self._carry_out(side, statement, permit, policy, facts, body, opened, call, share)
-        except asyncio.CancelledError:
-            ended = call.so_far() if call.so_far is not None else _Ended(sent=True)
-            ended = replace(ended, error=call.cut_reason or "shutting-down", completed=False)
-            raise
-        except Exception as error:
-            complain("executor", "an opened call failed", error)
-            ended = _Ended(error="internal-error", detail=type(error).__name__)
-        finally:
-            duration = int((self._clock.boot() - started) * 1_000_000)  # 11
-            ending = self._outcome(opened, permit, sandbox, ended, echoes, {**record, "duration_us": duration})
-            task = asyncio.get_running_loop().create_task(ending)
-            self._keep(task)
-            await asyncio.shield(task)
+
+        async def once(before: Opened | None) -> _Ended:
+            """One attempt, with its own intent and outcome. `before`: what was opened for the first one."""
+            opened = await self._open(sealed, attested, permit, policy, record, before)  # 6
+            used = None if permit.credential is None else policy.credentials[permit.credential]
+            started = self._clock.boot()
+            ended = _Ended(error="internal-error")
+            echoes = 0
+            try:
+                ended, echoes = await self._carry_out(
+                    side, statement, permit, policy, facts, body, opened, call, share, first=before is None
+                )
+            except asyncio.CancelledError:
+                ended = call.so_far() if call.so_far is not None else _Ended(sent=True)
+                ended = replace(ended, error=call.cut_reason or "shutting-down", completed=False)
+                raise
+            except Exception as error:
+                complain("executor", "an opened call failed", error)
+                ended = _Ended(error="internal-error", detail=type(error).__name__)
+            finally:
+                number: Fields = (
+                    {} if before is None and ended.again is None else {"attempt": 1 if before is None else 2}
+                )
+                duration = int((self._clock.boot() - started) * 1_000_000)  # 11
+                ending = self._outcome(
+                    opened, permit, used, sandbox, ended, echoes, {**record, **number, "duration_us": duration}
+                )
+                task = asyncio.get_running_loop().create_task(ending)
+                self._keep(task)
+                await asyncio.shield(task)
+            return ended
+
+        ended = await once(None)
+        if ended.again is not None:
+            ended = await once(ended.again)
         return ended.last(head_sent=side.head_sent)
 
     async def _statement(self, frames: FrameStream) -> tuple[Statement, bytes]:
@@ -450,13 +472,19 @@ class Executor:
         return _Refused(Refusal(reason="policy-changing"), {**record, "error": "verdicts-differ"})
 
     async def _open(
-        self, sealed: bytes, attested: BodyAttested | None, permit: Permit, policy: Policy, record: Fields
+        self,
+        sealed: bytes,
+        attested: BodyAttested | None,
+        permit: Permit,
+        policy: Policy,
+        record: Fields,
+        before: Opened | None,
     ) -> Opened:
-        """6: the vault's yes, for exactly what we judged."""
+        """6: the vault's yes, for exactly what we judged. `before`: what it gave us, and the upstream refused."""
         sandbox = permit.sandbox
         try:
             async with self._opening.place((sandbox.tenant, sandbox.id)):
-                answer = await self._vault.open(sealed, attested)
+                answer = await self._vault.open(sealed, attested, 0 if before is None else before.id)
         except VaultUnavailable:
             raise _Refused(Refusal(reason="broker-unavailable"), record) from None
         except Busy:
@@ -480,9 +508,17 @@ class Executor:
         opened: Opened,
         call: _Call,
         share: Share,
+        *,
+        first: bool,
     ) -> tuple[_Ended, int]:
-        """7 to 10. Never raises for what peers do. Returns how it ended and the number of masked places."""
+        """7 to 10. Never raises for what peers do. Returns how it ended and the number of masked places.
+
+        An upstream that refuses the material of a first attempt, where the vault may find another, is not heard:
+        nothing of that answer goes on, and `again` of what is returned asks for the second (RULINGS 9.7).
+        """
         definition = policy.credentials[permit.credential] if permit.credential is not None else None
+        if definition is not None and permit.takes:
+            definition = captured_form(definition, permit.destination, permit.takes)
         if definition is not None and not (
             permit.destination.scheme == "https" and definition.binds(permit.destination)
         ):
@@ -518,7 +554,8 @@ class Executor:
             guarded += guards_of(definition, parts, injection.forms)
         try:
             patterns = await self._patterns(share.owner, guarded)
-            await side.answer(Continue())  # 8
+            if first:
+                await side.answer(Continue())  # 8
             lease = await self._pool.acquire(
                 PoolKey(
                     target=replace(_target(permit, policy.destinations), proof=proof),
@@ -547,9 +584,17 @@ class Executor:
             granted=_tools(permit),
             here=permit.destination.authority,
             leads=leads,
+            keep=lambda tokens, seconds: self._vault.keep(opened.id, tokens, seconds),
         )
         restrictions = permit.restrictions
         shaped = definition is not None or restrictions.result is not None or restrictions.answer is not None
+        shape = transform.on_response if shaped else from_origin
+
+        def on_response(answered: ResponseHead) -> ResponseHead:
+            if first and opened.renewable and answered.status == UNAUTHORIZED:
+                raise AnswerRefused(REFUSED_UPSTREAM)
+            return shape(answered)
+
         request = OutgoingRequest(
             method=facts.method,
             target=outgoing.target,
@@ -566,7 +611,7 @@ class Executor:
                 side,
                 lease.connection,
                 request,
-                on_response=transform.on_response if shaped else from_origin,
+                on_response=on_response,
                 transform=transform if shaped else None,
                 relay_interim=False,
                 consider=leads.consider,
@@ -576,6 +621,8 @@ class Executor:
             raise
         ended = _Ended.of(result, lease, dropped=dropped, kept=shaped and transform.kept)
         ended = replace(ended, redirect=leads.said, redirect_host=leads.host)
+        if result.error == REFUSED_UPSTREAM:
+            ended = replace(ended, again=opened, status=UNAUTHORIZED)
         if result.upgraded:
             return await self._messages(side, lease, patterns, permit, opened, ended, call, share), transform.hits
         self._give_back(lease, result)
@@ -630,7 +677,14 @@ class Executor:
             self._pool.discard(lease)
 
     async def _outcome(
-        self, opened: Opened, permit: Permit, sandbox: Sandbox, ended: _Ended, echoes: int, record: Fields
+        self,
+        opened: Opened,
+        permit: Permit,
+        definition: CredentialDef | None,
+        sandbox: Sandbox,
+        ended: _Ended,
+        echoes: int,
+        record: Fields,
     ) -> None:
         """11: the outcome, whatever happened, and the end of the material. An echo is recorded by the vault."""
         judged: Fields = {
@@ -638,7 +692,7 @@ class Executor:
             "rules": permit.rules,
             "operation": permit.operation,
             "effect": permit.effect,
-            "arguments": tuple(f"{name}={value}" for name, value in permit.arguments),
+            "arguments": tuple(f"{name}={shown(value, definition)}" for name, value in permit.arguments),
             "credential": permit.credential,
             "grant": None if permit.grant is None else permit.grant.id,
             "credential_version": opened.version or None,
@@ -727,6 +781,8 @@ class _Ended:
     redirect_host: str = ""
     told: bool = False
     """The worker has the last word already (a WebSocket's Close)."""
+    again: Opened | None = None
+    """The material was refused, and the vault may find another: a second attempt follows, and nobody was answered."""
     masked: int = 0
     """Places of a WebSocket's messages, which the vault was told of as they came."""
 

@@ -154,6 +154,9 @@ def response_head(
     kept: list[tuple[bytes, bytes]] = []
     once: set[str] = set()
     for (name, value), (lower, text) in zip(head.headers, head.lower, strict=True):
+        if lower == "www-authenticate" and restrictions.challenge and text.lower().startswith("bearer "):
+            kept.append((name, value))
+            continue
         if lower in NEVER_RETURNED or lower in nominated or lower not in allowed or lower == "content-encoding":
             continue
         if body_changes and lower in _BODY_SHAPE:

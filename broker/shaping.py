@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
+from broker.capture import Found, look, replaced
 from broker.codings import CodingRefused, Decoder, coding_of, decoder_for
 from broker.headers import response_head
 from broker.leads import Leads
@@ -40,6 +41,14 @@ class Aside(Protocol):
     def __call__(self, work: Callable[[], bytes]) -> Awaitable[bytes]:
         """What `work` returns or raises; TimeoutError."""
         ...
+
+
+Keep = Callable[[tuple[bytes, ...], int], Awaitable[tuple[str, ...]]]
+"""Have tokens kept that are good for so many seconds (0: unsaid); a placeholder for each, or none."""
+
+
+def _bytes(token: str) -> bytes:
+    return token.encode("ascii")
 
 
 def _nothing(name: str) -> bool:
@@ -75,13 +84,15 @@ class Shaping:
         granted: Callable[[str], bool] | None = None,
         here: str = "",
         leads: Leads | None = None,
+        keep: Keep | None = None,
     ) -> None:
         """`rest` is awaited between two slices of work; `aside` runs what cannot be sliced.
 
         `granted` says of a tool's name whether it may be shown; it is used where `restrictions.answer` is set.
-        `here` is the authority that answers (Destination.authority), `leads` where it leads.
+        `here` is the authority that answers (Destination.authority), `leads` where it leads; `keep` has tokens kept.
         """
         self._leads = leads
+        self._keep_tokens = keep
         self._here = here
         self._granted = granted
         self._events: Events | None = None
@@ -131,7 +142,13 @@ class Shaping:
             # Fields are promised of successful answers; of others only the status is told.
             self._dropped = not 200 <= head.status < 300
             self._pruned = None if self._dropped else bytearray()
-        if self._restrictions.answer is not None and not bodiless and 200 <= head.status < 300:
+        spec = self._restrictions.answer
+        if spec is not None and spec.name == "capture" and not bodiless:
+            # What else such a place answers nobody has named: only the status is told.
+            self._dropped = not 200 <= head.status < 300
+            self._pruned = None if self._dropped else bytearray()
+            self._keeps_length = False
+        elif self._restrictions.answer is not None and not bodiless and 200 <= head.status < 300:
             self._keeps_length = False
             kind = media_type("".join(head.get("content-type")[:1]))
             if kind == "text/event-stream" and self._pruned is None:
@@ -206,9 +223,29 @@ class Shaping:
         answer, fits = self._restrictions.answer, self._granted
         if answer is None:
             return message
+        if answer.name == "capture":
+            return await self._captured(message, answer)
         if answer.name == "lfs_batch":
             return await self._hrefs(message, answer)
         return await self._beside(lambda: only_granted(message, answer.bound, fits or _nothing))
+
+    async def _captured(self, message: bytes, answer: AnswerSpec) -> bytes:
+        """A mint operation's answer: the vault keeps its tokens, placeholders stand in their places."""
+        found: list[Found] = []
+
+        def see() -> bytes:
+            found.append(look(message, answer.bound, answer.fields))
+            return b""
+
+        await self._beside(see)
+        tokens = found[0].tokens
+        kept = (
+            () if self._keep_tokens is None else await self._keep_tokens(tuple(map(_bytes, tokens)), found[0].seconds)
+        )
+        if len(kept) != len(tokens):
+            raise AnswerRefused("answer-withheld", "the tokens of the answer were not kept")
+        names = dict(zip(tokens, kept, strict=True))
+        return await self._beside(lambda: replaced(message, answer.bound, answer.fields, names))
 
     async def _hrefs(self, message: bytes, answer: AnswerSpec) -> bytes:
         """An LFS batch answer: what it names elsewhere is asked about, what nobody granted is not shown."""

@@ -41,6 +41,8 @@ from wire.control import (
     GrantsTaken,
     Heartbeat,
     Hello,
+    Keep,
+    Kept,
     Leaf,
     LeafRefused,
     Open,
@@ -92,12 +94,19 @@ class Vault(Protocol):
         """The key of this boot that verifies statements of `worker`, or None for an unknown one."""
         ...
 
-    async def open(self, sealed: bytes, attested: BodyAttested | None) -> Opened | OpenRefused:
-        """The vault's last word on one statement. Raises VaultUnavailable."""
+    async def open(self, sealed: bytes, attested: BodyAttested | None, again: int = 0) -> Opened | OpenRefused:
+        """The vault's last word on one statement. Raises VaultUnavailable.
+
+        `again`: the id of an Opened that was `renewable` and that the upstream refused.
+        """
         ...
 
     async def grant(self, call: int, addresses: tuple[str, ...]) -> tuple[bool, ...]:
         """Which of the addresses that the answer to Open `call` leads to are granted, in order. Never raises."""
+        ...
+
+    async def keep(self, call: int, tokens: tuple[bytes, ...], seconds: int) -> tuple[str, ...]:
+        """A placeholder for each token that the answer to Open `call` brought; () where none is kept."""
         ...
 
     def done(self, message: Done) -> None:
@@ -132,7 +141,7 @@ class VaultLink:
         self._on_floor = on_floor
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Opened | OpenRefused]] = {}
-        self._asking: dict[int, asyncio.Future[Granted]] = {}
+        self._asking: dict[int, asyncio.Future[Granted | Kept]] = {}
         self._grants = GrantBook()
         self._keys: dict[str, bytes] = {}
         self._snapshot: ExecutorSnapshot | None = None
@@ -176,14 +185,14 @@ class VaultLink:
     def worker_key(self, worker: str) -> bytes | None:
         return self._keys.get(worker)
 
-    async def open(self, sealed: bytes, attested: BodyAttested | None) -> Opened | OpenRefused:
+    async def open(self, sealed: bytes, attested: BodyAttested | None, again: int = 0) -> Opened | OpenRefused:
         if self._snapshot is None or self.silent:
             raise VaultUnavailable
         number = next(self._ids)
         answer: asyncio.Future[Opened | OpenRefused] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._send(Open(id=number, sealed=sealed, attested=attested))
+            self._send(Open(id=number, sealed=sealed, attested=attested, again=again))
             async with asyncio.timeout(OPEN_SECONDS):
                 await self._frames.drain()
                 return await answer
@@ -193,22 +202,33 @@ class VaultLink:
             self._waiting.pop(number, None)
 
     async def grant(self, call: int, addresses: tuple[str, ...]) -> tuple[bool, ...]:
-        nothing = (False,) * len(addresses)
+        answer = await self._ask(lambda number: GrantAsk(id=number, call=call, addresses=addresses))
+        if isinstance(answer, Granted) and len(answer.made) == len(addresses):
+            return answer.made
+        return (False,) * len(addresses)
+
+    async def keep(self, call: int, tokens: tuple[bytes, ...], seconds: int) -> tuple[str, ...]:
+        answer = await self._ask(lambda number: Keep(id=number, call=call, tokens=tokens, seconds=seconds))
+        if isinstance(answer, Kept) and len(answer.placeholders) == len(tokens):
+            return answer.placeholders
+        return ()
+
+    async def _ask(self, made: Callable[[int], GrantAsk | Keep]) -> Granted | Kept | None:
+        """What the vault answers about a call in flight; None where it does not, in time."""
         if self._snapshot is None or self.silent:
-            return nothing
+            return None
         number = next(self._ids)
-        answer: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Granted | Kept] = asyncio.get_running_loop().create_future()
         self._asking[number] = answer
         try:
-            self._send(GrantAsk(id=number, call=call, addresses=addresses))
+            self._send(made(number))
             async with asyncio.timeout(GRANT_SECONDS):
                 await self._frames.drain()
-                made = (await answer).made
+                return await answer
         except (TimeoutError, StreamBroken):
-            return nothing
+            return None
         finally:
             self._asking.pop(number, None)
-        return made if len(made) == len(addresses) else nothing
 
     def done(self, message: Done) -> None:
         self._send(message)
@@ -238,7 +258,7 @@ class VaultLink:
                 elif isinstance(message, Opened):
                     # Whoever asked has left: the vault must not believe that this call was made.
                     self._send(Done(id=message.id, sent=False))
-            case Granted():
+            case Granted() | Kept():
                 asking = self._asking.get(message.id)
                 if asking is not None and not asking.done():
                     asking.set_result(message)

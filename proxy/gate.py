@@ -398,9 +398,10 @@ class Gate:
             definition = snapshot.policy.credentials.get(permit.credential)
             if definition is None:
                 return _No(reason="internal-error", rule=rule)
-            if not own_placeholder(definition, registered, facts):
+            # Whose a captured token's is, only the vault knows.
+            if not permit.takes and not own_placeholder(definition, registered, facts):
                 return _No(reason="placeholder-misuse", rule=rule)
-        kept = permit.grant and permit.grant.credential
+        kept = permit.grant.credential if permit.grant and not permit.grant.takes else None
         if kept and not own_placeholder(snapshot.policy.credentials[kept], registered, facts):
             return _No(reason="placeholder-misuse", rule=rule)  # it is dropped, and not even so another's
         dropped = dropped_headers(facts, permit)
@@ -487,7 +488,6 @@ class Gate:
         who = admitted.who
         return await self._no(admitted.request_id, verdict, who.sandbox, who.channel, None, seen, admitted.facts)
 
-    def tunnel_still_allowed(self, admitted: Admitted, snapshot: Snapshot) -> bool:
     def only_for_a_stub(self, who: Identified, facts: TunnelFacts) -> bool:
         """Whether only a stub endpoint can be meant by this CONNECT: no rule opens it, or none that looks inside.
 
@@ -498,6 +498,7 @@ class Gate:
             return verdict.reason not in ("limit-reached", "sandbox-ended", "policy-unavailable", "internal-error")
         return not verdict[0].inspected
 
+    def tunnel_still_allowed(self, admitted: Admitted, snapshot: Snapshot) -> bool:
         """Judge an open CONNECT anew under `snapshot`; a change of lane is a no."""
         registered = current(admitted.who, snapshot, self._clock.wall())
         if registered is None:
@@ -589,7 +590,6 @@ class Gate:
         except AuditUnavailable:
             self.lost_outcomes += 1
 
-    async def wish(self, who: Identified, note: RefusalNote) -> bool:
     async def stubbed(
         self, who: Identified, facts: RequestFacts, seen: Seen, credential: str, stub: str, status: int
     ) -> bool:
@@ -614,6 +614,7 @@ class Gate:
             return False
         return True
 
+    async def wish(self, who: Identified, note: RefusalNote) -> bool:
         """Put on record that a sandbox asks for what it was refused; False where that cannot be written.
 
         Nothing is granted, and nothing of the sandbox's own words is in it. Never raises but CancelledError.
@@ -855,8 +856,17 @@ class Gate:
         """A request id: `req_` and 20 characters, 100 random bits."""
         return RequestId("req_" + base64.b32encode(self._random(13)).decode("ascii")[:20].lower())
 
+    def _definition(self, permit: Permit) -> CredentialDef | None:
+        """The credential of a permit, as the policy in force has it."""
+        try:
+            policy = self._directory.snapshot().policy
+        except DirectoryUnavailable:
+            return None
+        return None if permit.credential is None else policy.credentials.get(permit.credential)
+
     def _request_fields(self, passage: Forward | Handoff) -> records.Fields:
         permit = passage.permit
+        used = self._definition(permit)
         fields: records.Fields = {
             "request_id": passage.request_id,
             "decision": "allow",
@@ -867,12 +877,12 @@ class Gate:
             "policy": passage.policy_digest,
             "credential": permit.credential,
             "grant": permit.grant.id if permit.grant else None,
-            "arguments": [f"{name}={records.mask(value)}" for name, value in permit.arguments] or None,
+            "arguments": [f"{name}={records.mask(value, used)}" for name, value in permit.arguments] or None,
             "dropped_headers": sorted({n for n, _ in passage.facts.headers} & passage.dropped) or None,
             "channel": passage.who.channel.listener,
             "peer": passage.who.channel.peer or None,
         }
-        attempt = records.attempt(passage.facts)
+        attempt = records.attempt(passage.facts, used)
         return {**records.who(passage.sandbox), **attempt, **records.seen(passage.seen), **fields}
 
     def _tunnel_fields(self, passage: Tunnelled) -> records.Fields:

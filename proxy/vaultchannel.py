@@ -29,6 +29,7 @@ from wire.control import (
     GrantsTaken,
     Heartbeat,
     Hello,
+    Kept,
     Leaf,
     LeafRefused,
     LeafRequest,
@@ -181,7 +182,7 @@ class VaultChannel:
                     self._handler.drain(message.seconds)
                 case Heartbeat() | Leaf() | LeafRefused():
                     pass  # answered while reading
-                case WorkerKey() | WorkerGone() | Opened() | OpenRefused() | Granted():
+                case WorkerKey() | WorkerGone() | Opened() | OpenRefused() | Granted() | Kept():
                     return  # for executors: a vault that mistakes us for one is not followed
                 case _:
                     assert_never(message)

@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from rules.captured import MAX_ANSWER
 from rules.decision import AnswerSpec
 from rules.facts import RequestFacts, Sandbox
 from rules.matching import NoMatch, match_operation, pattern_fits
 from rules.policy import Operation, Rule
 
 _CALL = "tools/call"
+_CAPTURE = "capture"
+"""Concerns only what was made from a credential of ours."""
 _LFS = "lfs_batch"
 """Takes away only what was made from a credential of ours: what everybody is told is no authority of anybody's."""
 
@@ -32,9 +35,13 @@ def answer_spec(
     is treated by the first, in order of its name.
     """
     leads = all(op.redirects for op in matched)
-    names = sorted({op.answer for op in matched if op.answer and (credentialed or leads or op.answer != _LFS)})
+    names = sorted({op.answer for op in matched if op.answer and _concerns(op.answer, credentialed, leads)})
     if not names:
         return None
+    if names[0] == _CAPTURE:
+        if len(names) > 1 or len({op.captures for op in matched}) > 1:
+            return AnswerSpec(name=_CAPTURE, patterns=(), bound=0)  # read in two ways: nothing of it comes back
+        return AnswerSpec(name=_CAPTURE, patterns=(), bound=MAX_ANSWER, fields=matched[0].captures)
     if names[0] == _LFS:
         return AnswerSpec(name=_LFS, patterns=(), strip=credentialed)
     patterns: set[str] = set()
@@ -45,6 +52,10 @@ def answer_spec(
             return AnswerSpec(name=names[0], patterns=None)
         patterns |= set(rule.bind["tool"])
     return AnswerSpec(name=names[0], patterns=tuple(sorted(patterns)))
+
+
+def _concerns(answer: str, credentialed: bool, leads: bool) -> bool:
+    return credentialed or answer not in (_LFS, _CAPTURE) or (answer == _LFS and leads)
 
 
 def granted(spec: AnswerSpec, name: str, sandbox: Sandbox) -> bool:

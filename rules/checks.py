@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from rules.captured import takes_of
 from rules.credentials_file import WrittenCredential
 from rules.names import Destination, Host
 from rules.policy import CredentialDef, HostPattern, Operation, Rule
@@ -71,6 +72,8 @@ def _check_use(
         known = ", ".join(sorted(credentials)) or "none"
         node.fail(f"{rule.id}: credentials.yaml has no credential {rule.credential}; known: {known}")
     for op in rule.operations:
+        if takes_of(rule, op):  # only a captured token goes there, and only where this rule lets it
+            continue
         for pattern in op.hosts:
             if pattern.kind == "template" and op.scheme == "https":
                 # The credential's own exact hosts decide which of them it goes to; every other call is refused.

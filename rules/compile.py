@@ -183,7 +183,7 @@ def _rule(value: Any, operations: Mapping[str, Operation]) -> Rule:
 _OPERATION = (
     "effect hosts port scheme methods paths query query_required request_headers head body arguments must_bind unbound "
     "fold auth_headers auth_query extra_request_headers native placeholders_inert redirects download websocket "
-    "request_bytes answer extra_response_headers shared_state"
+    "request_bytes answer captures takes extra_response_headers shared_state"
 )
 
 
@@ -229,6 +229,8 @@ def _operation(name: str, value: Any) -> Operation:
         download=_flag(whole["download"], "download"),
         websocket=_flag(whole["websocket"], "websocket"),
         answer=_one_of(whole["answer"], ("", *ANSWERS), "answer"),
+        captures=_texts(whole["captures"], "captures"),
+        takes=_text(whole["takes"], "takes"),
         extra_response_headers=_texts(whole["extra_response_headers"], "extra_response_headers"),
         request_bytes=_optional_natural(whole["request_bytes"], "request_bytes"),
         shared_state=None if whole["shared_state"] is None else _texts(whole["shared_state"], "shared_state"),

@@ -25,6 +25,7 @@ from itertools import chain
 from rules.answers import answer_spec
 from rules.arguments import Value, pairs
 from rules.authority import foreign_authority
+from rules.captured import captured_form, takes_of
 from rules.decision import (
     Decision,
     Denied,
@@ -43,7 +44,7 @@ from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, match_operatio
 from rules.names import OWN_NAME, CredentialRef, Destination, Host
 from rules.placeholders import Found, find_in_head
 from rules.policy import CredentialDef, Effect, HostRules, Operation, Policy, Role, Rule
-from rules.sigv4 import unsignable
+from rules.sigv4 import HEADERS, is_signed, unsignable
 from rules.slots import is_slot
 
 BASE_REQUEST_HEADERS = frozenset(
@@ -231,7 +232,7 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
         if not candidates:
             return Denied(reason="websocket-refused", message=role.message)
     # 7
-    merged = _merge(policy, candidates, facts)
+    merged = _merge(policy, candidates, facts, found)
     if isinstance(merged, Denied):
         return merged
     restrictions, credential = merged
@@ -243,7 +244,7 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
         return Denied(reason=refusal, message=role.message)
     if (
         credential is not None
-        and any(slot.where == "sigv4" for slot in credential.slots)
+        and is_signed(credential)
         and (why := unsignable(credential, facts, now)) is not None
     ):
         return Denied(reason="request-not-signable", remedy=why, message=role.message)
@@ -253,6 +254,7 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     # 9
     lead = min(candidates, key=lambda candidate: (candidate.rule.credential is None, *candidate.key))
     arguments = pairs(lead.arguments)
+    takes = "" if credential is None else takes_of(lead.rule, lead.op)
     holding = [candidate.rule for candidate in candidates if candidate.rule.approval is not None]
     if holding:
         groups = sorted({rule.approval for rule in holding if rule.approval is not None})
@@ -267,6 +269,7 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
         credential=None if credential is None else credential.name,
         restrictions=restrictions,
         arguments=arguments,
+        takes=takes,
         needs_state=bool(restrictions.requests)
         or restrictions.result is not None
         or restrictions.answer is not None
@@ -308,6 +311,8 @@ def decide_granted(policy: Policy, sandbox: Sandbox, facts: RequestFacts, grant:
         return Denied(reason="redirect-misused", message=role.message)
     # The placeholder that the client keeps from the host which led here stands in its own slot, and goes no further.
     kept = None if grant.credential is None else policy.credentials.get(grant.credential)
+    if kept is not None and grant.takes:
+        kept = captured_form(kept, facts.destination, grant.takes)
     found = find_in_head(facts)
     if any(place.where in ("path", "query") for place in found):
         return Denied(reason="placeholder-misuse", message=role.message)
@@ -413,9 +418,15 @@ def _clear_text_unwanted(allowing: Iterable[Rule], destination: Destination) -> 
 
 
 def _in_some_slot(policy: Policy, allowing: Iterable[Rule], destination: Destination, found: Sequence[Found]) -> bool:
+    allowing = tuple(allowing)
     names = {rule.credential for rule in allowing if rule.credential is not None}
     usable = [policy.credentials[name] for name in names if name in policy.credentials]
     slots = [credential for credential in usable if credential.binds(destination)]
+    for rule in allowing:
+        known = None if rule.credential is None else policy.credentials.get(rule.credential)
+        if known is not None:
+            taking = {takes_of(rule, op) for op in rule.operations if on_host(op, destination.host)} - {""}
+            slots += [captured_form(known, destination, takes) for takes in taking]
     return all(any(is_slot(credential, place) for credential in slots) for place in found)
 
 
@@ -516,7 +527,7 @@ def _nothing_matched(role: Role, near: _Near | None) -> Denied:
 
 
 def _merge(
-    policy: Policy, candidates: Sequence[_Candidate], facts: RequestFacts
+    policy: Policy, candidates: Sequence[_Candidate], facts: RequestFacts, found: Sequence[Found]
 ) -> tuple[Restrictions, CredentialDef | None] | Denied:
     rules = list({candidate.rule.id: candidate.rule for candidate in candidates}.values())
     names: set[CredentialRef] = {rule.credential for rule in rules if rule.credential is not None}
@@ -529,12 +540,20 @@ def _merge(
         credential = policy.credentials.get(names.pop())
         if credential is None:
             return Denied(reason="credential-unavailable")
-        if not credential.binds(facts.destination):
+        taking = {takes_of(candidate.rule, candidate.op) for candidate in candidates if candidate.rule.credential}
+        if len(taking) > 1:
+            return Denied(reason="ambiguous-rules")
+        if takes := taking.pop():
+            # Without a captured token there is no authority: a client asks so where it can get one.
+            credential = captured_form(credential, facts.destination, takes) if found else None
+        if credential is not None and not credential.binds(facts.destination):
             return Denied(reason="clear-text-refused" if facts.destination.scheme == "http" else "no-rule")
     headers: frozenset[str] | None = None
     for candidate in candidates:
         named = _header_allowlist(candidate, with_credential=credential is not None, upgrade=facts.upgrade is not None)
         if named is not None:
+            if credential is not None and is_signed(credential):
+                named |= HEADERS
             headers = named if headers is None else headers & named
     ops = [candidate.op for candidate in candidates]
     return (
@@ -551,6 +570,7 @@ def _merge(
             redirects=tuple(op.redirects for op in ops) if all(op.redirects for op in ops) else (),
             download=all(op.download for op in ops),
             protocol=protocols.pop(),
+            challenge=credential is not None and all(takes_of(one.rule, one.op) for one in candidates),
         ),
         credential,
     )

@@ -65,6 +65,8 @@ class AnswerSpec:
     patterns: tuple[str, ...] | None
     bound: int = 4 << 20
     """Bytes of one message of the answer, after decoding."""
+    fields: tuple[str, ...] = ()
+    """`capture`: what is kept, as a placeholder goes to the sandbox in its place."""
     strip: bool = True
     """`lfs_batch`: what was made from a credential of ours stays out. False: the answer is only looked at."""
 
@@ -92,6 +94,8 @@ class Restrictions:
     download: bool = False
     protocol: str = "http1"
     """`http1` or `h2`: the lane."""
+    challenge: bool = False
+    """`WWW-Authenticate: Bearer ...` may come back: it says where a token is to be had."""
 
     @property
     def redirects_declared(self) -> bool:
@@ -113,6 +117,8 @@ class Permit:
     arguments: tuple[tuple[str, str], ...] = ()
     needs_state: bool = False
     """True where counting, approval or a one-shot grant makes the broker decide (RULINGS 9.3)."""
+    takes: str = ""
+    """The authority is a token that was captured under this rule (Operation.takes); never the credential itself."""
     grant: Grant | None = None
     """The address was opened by a redirect: this is a use of that grant."""
 

@@ -75,6 +75,8 @@ def encode_operation(op: Operation) -> Json:
         "websocket": op.websocket,
         "request_bytes": op.request_bytes,
         "answer": op.answer,
+        "captures": list(op.captures),
+        "takes": op.takes,
         "extra_response_headers": list(op.extra_response_headers),
         "shared_state": None if op.shared_state is None else list(op.shared_state),
     }

@@ -40,6 +40,8 @@ class Grant:
     operation: str
     expires_at: float
     credential: CredentialRef | None = None
+    takes: str = ""
+    """As of the call's operation: a captured token was its authority."""
     response_bytes: int | None = None
     protocol: str = "http1"
     again: bool = False

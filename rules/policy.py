@@ -16,8 +16,9 @@ from typing import Any, Literal
 from rules.names import CredentialRef, Destination, Host, RuleId, Scheme
 
 Effect = Literal["read", "write", "mint", "execute", "disclose"]
-ANSWERS = ("lfs_batch", "mcp_tools")
-"""`lfs_batch`: behind a credential, without the signed URLs and tokens that a forge adds (broker/lfs.py).
+ANSWERS = ("capture", "lfs_batch", "mcp_tools")
+"""`capture`: behind a credential, with placeholders for the tokens that it brings (rules/captured.py).
+`lfs_batch`: behind a credential, without the signed URLs and tokens that a forge adds (broker/lfs.py).
 `mcp_tools`: of the tools that a server lists only those that the rules grant (rules/answers.py)."""
 INDEXED = 8
 """Segments of a path by which rules are found. What they share beyond that is compared one by one."""
@@ -274,6 +275,10 @@ class Operation:
     """Upload bound that the catalogue states; None: the default for the effect."""
     answer: str = ""
     """What is done to its answer before a sandbox sees it, one of ANSWERS; "" for nothing."""
+    captures: tuple[str, ...] = ()
+    """With `answer: capture`: the fields of its JSON answer that are authority (rules/captured.py)."""
+    takes: str = ""
+    """Its authority is a token that was captured under the same rule: `bearer`, or the header it stands in."""
     extra_response_headers: tuple[str, ...] = ()
     """Names beyond the base allowlist that may come back with an answer that is shaped."""
     shared_state: tuple[str, ...] | None = None

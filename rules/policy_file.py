@@ -186,8 +186,10 @@ def _check_terms(rule: Rule, selectors: Sequence[str], fields: Mapping[str, Node
             _check_told_apart(op, op.shared_state, rule, node)
         if op.effect == "mint" and "mint" in selectors:
             fields["operations"].fail(f"{op.id} gives out authority; name it, operations: [mint] would take all")
-        if op.effect == "mint" and "credential" in fields:
-            fields["credential"].fail(f"{op.id} answers with authority made from this credential: not served yet")
+        if op.effect == "mint" and "credential" in fields and not op.captures:
+            fields["credential"].fail(
+                f"{op.id} answers with authority made from this credential, and its service does not say in which fields"
+            )
 
 
 def _check_told_apart(op: Operation, apart: Sequence[str], rule: Rule, node: Node) -> None:

@@ -112,6 +112,8 @@ class RequestDef:
     request_bytes: int | None
     native: str
     answer: str = ""
+    captures: tuple[str, ...] = ()
+    takes: str = ""
     extra_response_headers: tuple[str, ...] = ()
     shared_state: tuple[str, ...] | None = None
 
@@ -212,6 +214,8 @@ def put_hosts_in(service: ServiceDef) -> ServiceDef:
                     download=request.download,
                     request_bytes=request.request_bytes,
                     answer=request.answer,
+                    captures=request.captures,
+                    takes=request.takes,
                     extra_response_headers=request.extra_response_headers,
                     shared_state=request.shared_state,
                 )

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from rules.arguments import Value
+from rules.captured import check_fields, check_taking
 from rules.credential_kinds import KINDS, VALUE
 from rules.credential_slots import OPEN_KEYS, BadForm, read_form
 from rules.matching import InvalidTemplate, parse_host_template, parse_path
@@ -86,6 +87,7 @@ _OPERATION_KEYS = (
     "bind",
     "answer",
     "answer_headers",
+    "takes",
     "fold",
     "headers",
     "placeholders",
@@ -261,6 +263,8 @@ class _Parser:
             request_bytes = None
         later = self.flag(entry, path, "later")
         redirects = self.redirects(entry, path, endpoints)
+        answer, captures = self.answer(entry, path)
+        takes = self.takes(entry, path)
         shared_state = self.shared_state(entry, path)
         told_apart: set[str] = set()
         requests: list[RequestDef] = []
@@ -325,7 +329,9 @@ class _Parser:
                     download=self.flag(entry, path, "download"),
                     request_bytes=request_bytes,
                     native=self.choice(entry.get("native", native), (*path, "native"), NATIVES),
-                    answer=self.choice(request.get("answer", entry.get("answer", "")), where, ("", *ANSWERS)),
+                    answer=self.choice(request.get("answer", answer), where, ("", *ANSWERS)),
+                    captures=captures,
+                    takes=takes,
                     extra_response_headers=self.names(entry.get("answer_headers"), (*path, "answer_headers")),
                     shared_state=shared_state,
                 )
@@ -333,6 +339,35 @@ class _Parser:
         if not {*(shared_state or ())} <= told_apart:
             self.problem((*path, "shared_state"), "an argument that tells sandboxes apart is stated by no request")
         return requests
+
+    def answer(self, entry: Mapping[str, Any], path: Path) -> tuple[Any, tuple[str, ...]]:
+        """`answer:` is a name, or says which fields of the answer are authority: `{capture: [token]}`."""
+        value, where = entry.get("answer", ""), (*path, "answer")
+        if not isinstance(value, Mapping):
+            if value == "capture":
+                self.problem(where, "say which fields are authority: {capture: [token]}")
+            return value, ()
+        self.keys(value, where, ("capture",), ("capture",))
+        fields = self.names(value.get("capture"), (*where, "capture"), lower=False)
+        if entry.get("effect") != "mint":
+            self.problem(where, "only what mints authority is captured from")
+        try:
+            check_fields(fields)
+        except ValueError as error:
+            self.problem(where, str(error))
+        return "capture", fields
+
+    def takes(self, entry: Mapping[str, Any], path: Path) -> str:
+        if "takes" not in entry:
+            return ""
+        name = self.text(entry["takes"], (*path, "takes"))
+        try:
+            check_taking(name)
+        except ValueError as error:
+            self.problem((*path, "takes"), str(error))
+        if entry.get("effect") == "mint":
+            self.problem((*path, "takes"), "what mints authority is given the credential itself")
+        return name
 
     def redirects(
         self, entry: Mapping[str, Any], path: Path, endpoints: Mapping[str, Endpoint]

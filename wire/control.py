@@ -1,8 +1,8 @@
 """Control messages between the vault and its workers and executors, over one inherited stream each.
 
     vault -> process   Welcome WorkerKey WorkerGone Snapshot Heartbeat Cut Drain Leaf LeafRefused Opened OpenRefused
-                       Granted Grants
-    process -> vault   Hello Ack LeafRequest CutDone Open Done Echo Checked Frozen Claim GrantAsk GrantsTaken
+                       Granted Grants Kept
+    process -> vault   Hello Ack LeafRequest CutDone Open Done Echo Checked Frozen Claim GrantAsk GrantsTaken Keep
 
 Rules: frames of wire/frames.py, fixed layouts of wire/fields.py. What the vault reads is only the second line: no
 JSON, no nesting (RULINGS 1.1). What it sends may hold one JSON document (the snapshot), bounded by MAX_FROM_VAULT.
@@ -33,6 +33,9 @@ SILENCE_SECONDS = 2.0
 
 MAX_ADDRESSES = 128
 """Addresses of one answer; an LFS batch names a hundred objects at most."""
+MAX_TOKENS = 16
+MAX_TOKEN = 16 << 10
+"""Tokens that one answer may bring, and bytes of each."""
 _SHORT = 512
 _ATTESTED = 128 << 10
 """Bytes of one attested operation with its arguments, percent-encoded (rules.arguments.MAX_CHARACTERS)."""
@@ -149,6 +152,8 @@ class Opened:
     owner: str = ""
     parts: tuple[tuple[str, bytes], ...] = ()
     scrub: tuple[bytes, ...] = ()
+    renewable: bool = False
+    """A read whose material may be another one at its source by now: refused upstream, it may be asked for again."""
 
     def __repr__(self) -> str:
         return f"Opened(id={self.id}, credential={self.credential!r})"
@@ -160,6 +165,17 @@ class Granted:
 
     id: int
     made: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The answer to Keep `id`: a placeholder for each token, in order; none where nothing is kept."""
+
+    id: int
+    placeholders: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Kept(id={self.id}, {len(self.placeholders)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +225,7 @@ FromVault = (
     | OpenRefused
     | Granted
     | Grants
+    | Kept
 )
 
 
@@ -257,6 +274,8 @@ class Open:
     id: int
     sealed: bytes
     attested: BodyAttested | None = None
+    again: int = 0
+    """The same statement once more: the Open whose material the upstream refused, and whose answer said `renewable`."""
 
     def __repr__(self) -> str:
         return f"Open(id={self.id})"
@@ -272,6 +291,19 @@ class GrantAsk:
 
     def __repr__(self) -> str:
         return f"GrantAsk(id={self.id}, call={self.call}, {len(self.addresses)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """From an executor: the answer to Open `call` brought these tokens, each good for `seconds` (0: it does not say)."""
+
+    id: int
+    call: int
+    tokens: tuple[bytes, ...]
+    seconds: int = 0
+
+    def __repr__(self) -> str:
+        return f"Keep(id={self.id}, call={self.call}, {len(self.tokens)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +372,9 @@ class Frozen:
     seconds: int
 
 
-ToVault = Hello | Ack | LeafRequest | CutDone | Open | Done | Echo | Checked | Frozen | Claim | GrantAsk | GrantsTaken
+ToVault = (
+    Hello | Ack | LeafRequest | CutDone | Open | Done | Echo | Checked | Frozen | Claim | GrantAsk | GrantsTaken | Keep
+)
 Message = FromVault | ToVault
 
 
@@ -383,6 +417,7 @@ def encode(message: Message) -> bytes:
             w.text(message.version, _SHORT).text(message.owner, _SHORT)
             w.texts([part for part, _ in message.parts], _PARTS, _SHORT)
             w.datas([value for _, value in message.parts], _PARTS, _SECRET).datas(message.scrub, 1024, _SECRET)
+            w.flag(message.renewable)
         case OpenRefused():
             kind = 11
             w.number(message.id).text(message.reason, _SHORT).text(message.rule, _SHORT)
@@ -397,6 +432,9 @@ def encode(message: Message) -> bytes:
             w.number(len(message.grants), 4)
             for grant in message.grants:
                 _put_grant(w, grant)
+        case Kept():
+            kind = 22
+            w.number(message.id).texts(message.placeholders, MAX_TOKENS, _SHORT)
         case Hello():
             kind = 65
             w.flag(message.kind == "executor").text(message.name, _SHORT).data(message.spki, _SHORT)
@@ -412,7 +450,8 @@ def encode(message: Message) -> bytes:
             w.number(message.id).number(message.closed)
         case Open():
             kind = 69
-            w.number(message.id).data(message.sealed, MAX_TO_VAULT).flag(message.attested is not None)
+            w.number(message.id).number(message.again)
+            w.data(message.sealed, MAX_TO_VAULT).flag(message.attested is not None)
             if message.attested is not None:
                 w.texts(sorted(message.attested.operations), 256, _ATTESTED).data(message.attested.sha256, 32)
         case GrantAsk():
@@ -421,6 +460,10 @@ def encode(message: Message) -> bytes:
         case GrantsTaken():
             kind = 81
             w.number(message.id)
+        case Keep():
+            kind = 82
+            w.number(message.id).number(message.call).datas(message.tokens, MAX_TOKENS, MAX_TOKEN)
+            w.number(message.seconds, 4)
         case Done():
             kind = 70
             w.number(message.id).flag(message.sent).number(message.status, 2)
@@ -461,16 +504,19 @@ def decode_to_vault(frame: Frame) -> ToVault:
         case 68:
             message = CutDone(id=r.number(), closed=r.number())
         case 69:
-            number, sealed, attested = r.number(), r.data(MAX_TO_VAULT), None
+            number, again, sealed, attested = r.number(), r.number(), r.data(MAX_TO_VAULT), None
             if r.flag():
                 attested = BodyAttested(operations=frozenset(r.texts(256, _ATTESTED)), sha256=r.data(32))
                 if len(attested.sha256) != 32:
                     raise WireError("a digest has a wrong length")
-            message = Open(id=number, sealed=sealed, attested=attested)
+            message = Open(id=number, sealed=sealed, attested=attested, again=again)
         case 80:
             message = GrantAsk(id=r.number(), call=r.number(), addresses=tuple(r.texts(MAX_ADDRESSES, MAX_URL)))
         case 81:
             message = GrantsTaken(id=r.number())
+        case 82:
+            number, call, tokens = r.number(), r.number(), tuple(r.datas(MAX_TOKENS, MAX_TOKEN))
+            message = Keep(id=number, call=call, tokens=tokens, seconds=r.number(4))
         case 70:
             message = Done(id=r.number(), sent=r.flag(), status=r.number(2), bytes_up=r.number(), bytes_down=r.number())
         case 71:
@@ -540,6 +586,7 @@ def decode_from_vault(frame: Frame) -> FromVault:
                 owner=r.text(_SHORT),
                 parts=_parts(r),
                 scrub=r.datas(1024, _SECRET),
+                renewable=r.flag(),
             )
         case 11:
             message = OpenRefused(
@@ -554,6 +601,8 @@ def decode_from_vault(frame: Frame) -> FromVault:
         case 20:
             number, made = r.number(), r.data(MAX_ADDRESSES)
             message = Granted(id=number, made=tuple(byte == 1 for byte in made))
+        case 22:
+            message = Kept(id=r.number(), placeholders=tuple(r.texts(MAX_TOKENS, _SHORT)))
         case 21:
             number, key, tenant, sandbox = r.number(), r.data(32), r.text(_SHORT), r.text(_SHORT)
             count = r.number(4)
@@ -578,7 +627,7 @@ def _put_grant(w: FieldWriter, grant: Grant) -> None:
     w.text(grant.id, _SHORT).text(grant.host, _SHORT).data(grant.digest, DIGEST_BYTES)
     w.text(grant.rule, _SHORT).text(grant.operation, _SHORT).real(grant.expires_at)
     w.text(grant.credential or "", _SHORT).flag(grant.response_bytes is not None).number(grant.response_bytes or 0)
-    w.text(grant.protocol, _SHORT).flag(grant.again)
+    w.text(grant.protocol, _SHORT).flag(grant.again).text(grant.takes, _SHORT)
 
 
 def _take_grant(r: FieldReader) -> Grant:
@@ -598,4 +647,5 @@ def _take_grant(r: FieldReader) -> Grant:
         response_bytes=bound if bounded else None,
         protocol=r.text(_SHORT),
         again=r.flag(),
+        takes=r.text(_SHORT),
     )

@@ -24,10 +24,10 @@ from audit.journal import Journal
 from broker.errors import BrokerError
 from broker.sources.registry import expand
 from broker.vault.backup import make as make_backup
+from broker.vault.brought import Brought
 from broker.vault.clock import Clock
 from broker.vault.fleet import Fleet
 from broker.vault.frozen import FrozenTable
-from broker.vault.grants import GrantOffice
 from broker.vault.leaves import LeafOffice
 from broker.vault.ledger import Ledger
 from broker.vault.policies import ActivePolicy, PolicyRejected, Rejection, load_policy
@@ -101,7 +101,7 @@ class Desk:
         leaves: LeafOffice,
         supply: Supply,
         frozen: FrozenTable,
-        grants: GrantOffice,
+        brought: Brought,
         fleet: Fleet,
         journal: Journal,
         clock: Clock,
@@ -122,7 +122,7 @@ class Desk:
         self._leaves = leaves
         self._supply = supply
         self._frozen = frozen
-        self._grants = grants
+        self._brought = brought
         self._fleet = fleet
         self._journal = journal
         self._clock = clock
@@ -178,7 +178,7 @@ class Desk:
             await self._journal.append(Event("policy.loaded", loaded), durable=True)
             self._policy, self.rejection = fresh, None
             moved = await self._supply.configure(fresh)
-            self._grants.policy(fresh.policy)
+            self._brought.policy(fresh.policy)
             self._on_policy(fresh)
             late = await self._publish()
             if before is None or before.digest != fresh.digest:
@@ -597,9 +597,9 @@ class Desk:
     async def _cut(self, kind: CutKind, tenant: str, subject: str) -> tuple[str, ...]:
         match kind:
             case "sandbox":
-                self._grants.forget((tenant, subject))
+                self._brought.forget((tenant, subject))
             case "credential":
-                self._grants.revoke(subject, tenant)
+                self._brought.revoke(subject, tenant)
             case _:
                 pass  # a policy's are looked through where it comes into force
         late = await self._fleet.cut(kind, tenant, subject, self._settings.acknowledge_within)

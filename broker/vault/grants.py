@@ -167,6 +167,7 @@ class GrantOffice:
             operation=permit.operation,
             expires_at=self._clock.wall() + LIFE_SECONDS,
             credential=permit.credential if permit.grant is None else permit.grant.credential,
+            takes=permit.takes if permit.grant is None else permit.grant.takes,
             response_bytes=permit.restrictions.response_bytes,
             protocol=permit.restrictions.protocol,
             again=again,

@@ -8,7 +8,7 @@
  6 compare        what the worker said of policy is compared, never used; holds get a ticket
  7 boundary       the sandbox's confinement is proven, or its role says what confines it
  8 budget         disarmed credentials stay shut, a use of a grant is counted, limits are charged
- 9 placeholder    the one in the slot is this sandbox's and this credential's
+ 9 placeholder    the one in the slot is this sandbox's and this credential's, or of a token that an answer brought it
 10 secret         from its source, for a destination inside the credential's definition
 11 intent         durable in the log
 12 release        still the same sandbox, policy and arming: the material leaves
@@ -32,12 +32,14 @@ from broker.vault.grants import GrantOffice
 from broker.vault.ledger import Ledger
 from broker.vault.opened import Answer, Material, Opened, Refused
 from broker.vault.policies import ActivePolicy
-from broker.vault.records import Fields, attempt, who
+from broker.vault.records import Fields, attempt, shown, who
 from broker.vault.sandboxes import NotKnown, SandboxTable, armed, usable_credentials
 from broker.vault.secret import Secret
 from broker.vault.slot import placeholder_fits
 from broker.vault.supply import Supply
+from broker.vault.tokens import TokenBox
 from net.process import complain
+from rules.captured import captured_form
 from rules.credential_kinds import is_public
 from rules.decide import decide_request, decide_with_grant
 from rules.decision import Denied, Held, NeedsBody, Permit
@@ -52,6 +54,8 @@ __all__ = ["Answer", "HandoffOpener", "Material", "Opened", "Opener", "Refused",
 
 DEADLINE = 8.0
 """Seconds for one hand-off, source and log included; past it the answer is a refusal."""
+AGAIN_SECONDS = 60.0
+"""After its statement, a refused read is not sent a second time."""
 RETRY_HELD = 30
 """Seconds that a held request is asked to wait before it tries again."""
 
@@ -59,8 +63,11 @@ RETRY_HELD = 30
 class HandoffOpener(Protocol):
     """What the executor channel calls; fakes implement it too."""
 
-    async def open_handoff(self, sealed: bytes, attested: BodyAttested | None) -> Answer:
-        """Judge one sealed statement. Never raises but CancelledError."""
+    async def open_handoff(self, sealed: bytes, attested: BodyAttested | None, *, again: bool = False) -> Answer:
+        """Judge one sealed statement. Never raises but CancelledError.
+
+        `again`: it was opened before, its answer was `renewable`, and the upstream refused what it gave.
+        """
         ...
 
 
@@ -91,6 +98,7 @@ class Opener:
         table: SandboxTable,
         ledger: Ledger,
         grants: GrantOffice,
+        tokens: TokenBox,
         active: Callable[[], ActivePolicy | None],
         supply: Supply,
         journal: Journal,
@@ -101,16 +109,17 @@ class Opener:
         self._table = table
         self._ledger = ledger
         self._grants = grants
+        self._tokens = tokens
         self._active = active
         self._supply = supply
         self._journal = journal
         self._tickets = tickets
 
-    async def open_handoff(self, sealed: bytes, attested: BodyAttested | None) -> Answer:
+    async def open_handoff(self, sealed: bytes, attested: BodyAttested | None, *, again: bool = False) -> Answer:
         """Judge one sealed statement. Never raises but CancelledError."""
         try:
             async with asyncio.timeout(DEADLINE):
-                return await self._procedure(sealed, attested)
+                return await self._procedure(sealed, attested, again=again)
         except _Refuse as refusal:
             return await self._record_refusal(refusal)
         except AuditUnavailable:
@@ -119,7 +128,7 @@ class Opener:
             complain("vault", "a hand-off failed", error)
             return await self._record_refusal(_Refuse(_no("", "internal-error"), {"error": type(error).__name__}))
 
-    async def _procedure(self, sealed: bytes, attested: BodyAttested | None) -> Opened:
+    async def _procedure(self, sealed: bytes, attested: BodyAttested | None, *, again: bool) -> Opened:
         # 1 seal
         statement = self._unseal(sealed)
         request = statement.request_id
@@ -128,11 +137,16 @@ class Opener:
             record |= {"tenant": SELF_CHECK_TENANT, "sandbox": SELF_CHECK}
         # 2 fresh
         now = self._clock.wall()
+        if again:
+            record |= {"attempt": 2}
         try:
-            check_fresh(statement, now)
+            # The second time it was fresh already, and its nonce is the one that was taken (session.py).
+            check_fresh(statement, min(now, statement.issued_at) if again else now)
         except WireError:
             raise _Refuse(_no(request, "internal-error"), {**record, "error": "statement-stale"}) from None
-        if not self._ledger.take_nonce(statement.nonce, self._clock.boot()):
+        if again and now - statement.issued_at > AGAIN_SECONDS:
+            raise _Refuse(_no(request, "credential-unavailable"), {**record, "error": "statement-stale"})
+        if not again and not self._ledger.take_nonce(statement.nonce, self._clock.boot()):
             raise _Refuse(_no(request, "internal-error"), {**record, "error": "statement-replayed"})
         if self._clock.behind():
             raise _Refuse(_no(request, "credential-unavailable"), {**record, "error": "clock-behind"})
@@ -160,19 +174,29 @@ class Opener:
         )
         # 6 compare
         permit = await self._permit(statement, active, decision, sandbox, facts, record)
-        record |= _judged(permit)
         definition = active.policy.credentials[permit.credential] if permit.credential is not None else None
+        if definition is not None and permit.takes:
+            definition = captured_form(definition, permit.destination, permit.takes)
+        record |= attempt(facts, definition) | _judged(permit, definition)
         _check_inside(permit, definition, record, request)
         # 7 boundary
         if definition is not None and not armed(known, active.policy):
             raise _Refuse(_no(request, "boundary-unproven"), record)
         # 8 budget
         self._charge(permit, sandbox, record, request)
+        if again:
+            self._renew(statement, permit, sandbox, record)
         # 9 placeholder
-        if not placeholder_fits(facts, definition, known.placeholders):
+        kept = self._tokens.find(permit, definition, facts) if definition is not None and permit.takes else None
+        if kept is None and (permit.takes or not placeholder_fits(facts, definition, known.placeholders)):
             raise _Refuse(_no(request, "placeholder-misuse"), record, "placeholder.misused")
         # 10 secret
-        material = None if definition is None else await self._material(active, definition, sandbox, record, request)
+        material: Material | None = None
+        if definition is not None and kept is not None:
+            parts = {definition.slot.part: kept}
+            material = Material(definition=definition, parts=parts, version=kept.version, owner=definition.owner)
+        elif definition is not None:
+            material = await self._material(active, definition, sandbox, record, request)
         scrub = await self._scrub(active, permit, sandbox, record, request)
         # 11 intent
         if material is not None:
@@ -181,6 +205,8 @@ class Opener:
         sequence = await self._journal.append(Event("broker.intent", {**record, "decision": "allow"}), durable=True)
         # 12 release
         self._still_so(known, active, permit, record, request)
+        owner = (sandbox.tenant, sandbox.id)
+        renewable = permit.credential is not None and not again and _repeatable(statement, permit)
         return Opened(
             request_id=RequestId(request),
             permit=permit,
@@ -188,7 +214,14 @@ class Opener:
             material=material,
             scrub=scrub,
             sequence=sequence,
+            renewable=renewable and self._supply.could_reject(str(permit.credential), owner),
         )
+
+    def _renew(self, statement: Statement, permit: Permit, sandbox: Sandbox, record: Fields) -> None:
+        """8, the second time: what the upstream refused is dropped, so that step 10 asks its source (RULINGS 9.7)."""
+        if permit.credential is None or not _repeatable(statement, permit):
+            raise _Refuse(_no(statement.request_id, "internal-error"), {**record, "error": "not-renewable"})
+        self._supply.reject(permit.credential, (sandbox.tenant, sandbox.id))
 
     def _unseal(self, sealed: bytes) -> Statement:
         try:
@@ -353,6 +386,12 @@ def _version(parts: Mapping[str, Secret]) -> str:
     return ",".join(f"{part}={secret.version}" for part, secret in parts.items())
 
 
+def _repeatable(statement: Statement, permit: Permit) -> bool:
+    """Only reads are sent twice, and only where the whole of them is known (RULINGS 9.7)."""
+    whole = statement.body.kind == "sha256" or (statement.body.kind == "none" and statement.method in ("GET", "HEAD"))
+    return permit.effect == "read" and whole and permit.grant is None and not permit.restrictions.websocket
+
+
 def _no(request_id: str, reason: str) -> Refused:
     return Refused(request_id=RequestId(request_id), reason=reason)
 
@@ -369,14 +408,14 @@ def _facts(statement: Statement, attested: BodyAttested | None, record: Fields) 
         raise _Refuse(_no(request, "internal-error"), {**record, "error": "statement-malformed"}) from None
 
 
-def _judged(permit: Permit) -> Fields:
+def _judged(permit: Permit, definition: CredentialDef | None) -> Fields:
     return {
         "rule": permit.rule,
         "rules": permit.rules,
         "operation": permit.operation,
         "effect": permit.effect,
         "service": permit.operation.partition("/")[0],
-        "arguments": tuple(f"{name}={value}" for name, value in permit.arguments),
+        "arguments": tuple(f"{name}={shown(value, definition)}" for name, value in permit.arguments),
         "credential": permit.credential,
         "grant": None if permit.grant is None else permit.grant.id,
     }

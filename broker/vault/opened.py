@@ -53,6 +53,8 @@ class Opened:
     material: Material | None
     scrub: tuple[Secret, ...] = ()
     sequence: int = 0
+    renewable: bool = False
+    """A read that may be sent twice, with material that its source may have replaced by now."""
 
 
 Answer = Refused | Opened

@@ -21,6 +21,7 @@ from audit.events import Event
 from audit.journal import AuditUnavailable, Journal
 from broker.sources.registry import Sources
 from broker.vault.boot import Boot
+from broker.vault.brought import Brought
 from broker.vault.ca import CertificateAuthority
 from broker.vault.clock import JUMP, SystemClock
 from broker.vault.desk import Desk, Settings
@@ -39,6 +40,7 @@ from broker.vault.store import SecretStore
 from broker.vault.store_key import StoreKey
 from broker.vault.supply import Supply
 from broker.vault.tickets import StateTickets
+from broker.vault.tokens import TokenBox
 from net.addresses import AddressTable
 from net.client import HttpClient
 from net.contexts import ClientContexts
@@ -101,6 +103,7 @@ class Vault:
         self.grants = GrantOffice(
             clock=clock, fleet=self.fleet, journal=journal, random=random, within=boot.acknowledge_within
         )
+        self.tokens = TokenBox(clock=clock, random=random)
         self._leaves = LeafOffice(authority, clock, self.table, journal)
         # Shorter than a flight of the cache: a silence ends by itself and is told as what it is.
         self.http = HttpClient(
@@ -155,7 +158,7 @@ class Vault:
             leaves=self._leaves,
             supply=self.supply,
             frozen=self.frozen,
-            grants=self.grants,
+            brought=Brought(grants=self.grants, tokens=self.tokens),
             fleet=self.fleet,
             journal=journal,
             clock=clock,
@@ -169,6 +172,7 @@ class Vault:
             table=self.table,
             ledger=self.ledger,
             grants=self.grants,
+            tokens=self.tokens,
             active=self.desk.active,
             supply=self.supply,
             journal=journal,
@@ -369,6 +373,21 @@ class Vault:
             return in_flight() and self.desk.active() is active and self.table.get(box.id, box.tenant) is known
 
         return await self.grants.ask(call.permit, policy, call.record, addresses, still)
+
+    async def keep(self, call: Call, tokens: Sequence[bytes], seconds: int) -> tuple[str, ...]:
+        """What the answer to `call` brought: a placeholder for each token; () where none is kept. On record."""
+        active = self.desk.active()
+        box = call.permit.sandbox
+        known = self.table.get(box.id, box.tenant)
+        if active is None or known is None or active.digest != call.record["policy"]:
+            return ()
+        made = self.tokens.keep(call.permit, active.policy, tokens, seconds)
+        if made:
+            try:
+                await self.journal.append(Event("token.kept", {**call.record, "count": len(set(made))}), durable=True)
+            except AuditUnavailable:
+                return ()  # what nobody was given nobody can use
+        return made
 
     async def orphaned(self, call: Call) -> None:
         """The executor of a recorded intent is gone: the outcome is that nobody knows."""

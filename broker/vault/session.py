@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, assert_never
 
 from broker.errors import BrokerError
@@ -30,6 +31,8 @@ from wire.control import (
     Granted,
     GrantsTaken,
     Hello,
+    Keep,
+    Kept,
     LeafRequest,
     Open,
     OpenRefused,
@@ -68,6 +71,8 @@ class Session:
         """By Open id: calls in flight."""
         self._done: OrderedDict[int, Call] = OrderedDict()
         """Calls that just ended: the report of an echo comes after the end."""
+        self._renewable: OrderedDict[int, bytes] = OrderedDict()
+        """By Open id: the digest of the statement that may be opened once more, because its answer said `renewable`."""
         self.channel = ControlChannel(self._on_message, self._on_lost)
 
     def _on_message(self, message: ToVault) -> None:
@@ -87,6 +92,8 @@ class Session:
                 self._work(self._leaf(message))
             case Open():
                 self._only("executor")
+                if message.again and self._renewable.pop(message.again, b"") != sha256(message.sealed).digest():
+                    raise BrokerError("not-renewable")
                 self._work(self._answer(message))
             case Done():
                 self._only("executor")
@@ -103,6 +110,9 @@ class Session:
             case GrantAsk():
                 self._only("executor")
                 self._work(self._grant(message))
+            case Keep():
+                self._only("executor")
+                self._work(self._keep(message))
             case GrantsTaken():
                 assert self.member is not None
                 self._vault.fleet.on_taken(self.member, message.id)
@@ -153,7 +163,7 @@ class Session:
         if len(self._open) >= MAX_IN_FLIGHT:
             self.channel.send(encode(OpenRefused(id=message.id, reason="broker-unavailable")))
             return
-        answer = await self._vault.opener.open_handoff(message.sealed, message.attested)
+        answer = await self._vault.opener.open_handoff(message.sealed, message.attested, again=message.again != 0)
         match answer:
             case Refused():
                 self.channel.send(
@@ -172,6 +182,10 @@ class Session:
             case Opened():
                 permit, material = answer.permit, answer.material
                 credential = "" if material is None else str(material.definition.name)
+                if answer.renewable:
+                    self._renewable[message.id] = sha256(message.sealed).digest()
+                    if len(self._renewable) > MAX_IN_FLIGHT:
+                        self._renewable.popitem(last=False)
                 self._open[message.id] = Call(
                     sandbox=permit.sandbox,
                     credential=credential,
@@ -192,6 +206,7 @@ class Session:
                             if material is None
                             else tuple((part, secret.reveal()) for part, secret in material.parts.items()),
                             scrub=tuple(secret.reveal() for secret in answer.scrub),
+                            renewable=answer.renewable,
                         )
                     )
                 )
@@ -205,6 +220,12 @@ class Session:
         if call is not None:
             made = await self._vault.grant(call, message.addresses, lambda: self._open.get(message.call) is call)
         self.channel.send(encode(Granted(id=message.id, made=made)))
+
+    async def _keep(self, message: Keep) -> None:
+        """Tokens that the answer to a call in flight brought."""
+        call = self._open.get(message.call)
+        made = await self._vault.keep(call, message.tokens, message.seconds) if call is not None else ()
+        self.channel.send(encode(Kept(id=message.id, placeholders=made)))
 
     def _on_lost(self) -> None:
         for call in self._open.values():

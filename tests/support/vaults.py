@@ -174,7 +174,8 @@ class Rig:
         """Open and start; with `secrets` the two of CREDENTIALS are in the store."""
         self.vault = open_vault(self.boot, self.journal)
         self.vault.clock = self.clock
-        for holder in (self.vault.opener, self.vault.desk, self.vault.grants, self.vault._leaves, self.vault.supply):
+        vault = self.vault
+        for holder in (vault.opener, vault.desk, vault.grants, vault.tokens, vault._leaves, vault.supply):
             holder._clock = self.clock
         await self.vault.start()
         if secrets and not self.vault.desk.secrets():
