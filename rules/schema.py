@@ -10,8 +10,11 @@ from typing import Any, get_args
 
 from rules.catalogue import builtin_services
 from rules.credential_kinds import KINDS, PART
+from rules.credential_slots import OPEN_KEYS
+from rules.placeholders import NAMED
 from rules.policy import Dns, Effect, Sni
 from rules.reasons import REASONS
+from rules.secret_references import FROM
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 POLICY_ID = "https://exeat.dev/schema/policy.json"
@@ -90,27 +93,37 @@ def json_schema() -> Schema:
 
 def credentials_schema() -> Schema:
     """Return the schema of credentials.yaml."""
-    placeholder = _object({"env": _TEXT, "shape": {"type": "string", "pattern": r"\{[0-9]+\}"}}, "env shape")
-    reference: Schema = {"type": "string", "pattern": "^(env|file|store):"}
+    shape = {"anyOf": [{"pattern": r"\{[0-9]+(:caps)?\}"}, {"enum": sorted(NAMED)}], "type": "string"}
+    one = _object({"env": _TEXT, "shape": shape}, "env shape")
+    parts = {"pattern": PART.pattern.replace(r"\Z", "$")}
+    placeholder: Schema = {
+        "anyOf": [one, {"type": "object", "propertyNames": parts, "additionalProperties": one, "minProperties": 1}]
+    }
+    reference: Schema = {
+        "anyOf": [
+            {"type": "string", "pattern": "^[a-z][a-z0-9+._-]*:"},
+            {"type": "object", "required": [FROM]},
+        ]
+    }
     several: Schema = {
         "type": "object",
-        "propertyNames": {"pattern": PART.pattern.replace(r"\Z", "$")},
+        "propertyNames": parts,
+        "not": {"required": [FROM]},
         "additionalProperties": reference,
         "minProperties": 1,
     }
     common: Schema = {
-        "secret": {"oneOf": [reference, several]},
+        "secret": {"anyOf": [reference, several]},
         "owner": _TEXT,
         "hosts": _WORDS,
         "placeholder": placeholder,
         "scrub": {"type": "boolean"},
         "username": _TEXT,
     }
-    served = _object({**common, "service": {"enum": sorted(builtin_services())}}, "service secret owner")
-    written = _object(
-        {**common, "kind": {"enum": list(KINDS)}, "header": _TEXT, "query": _TEXT, "template": _TEXT},
-        "kind secret owner hosts placeholder",
-    )
+    own: Schema = {key: {} for row in KINDS.values() for key in row.keys if key not in common}
+    left_open: Schema = {key: {} for keys in OPEN_KEYS.values() for key in keys}
+    served = _object({**common, **left_open, "service": {"enum": sorted(builtin_services())}}, "service secret owner")
+    written = _object({**common, **own, "kind": {"enum": list(KINDS)}}, "kind secret owner hosts")
     return {
         "$schema": DIALECT,
         "$id": CREDENTIALS_ID,
@@ -123,6 +136,7 @@ def credentials_schema() -> Schema:
                     "propertyNames": _NAME,
                     "additionalProperties": {"oneOf": [served, written]},
                 },
+                "sources": {"type": "object"},
                 "destinations": _destinations(),
             },
             "version",

@@ -68,8 +68,9 @@ READS_BY_OTHER_METHODS = {
 }
 """Reads that another method than GET states and no matcher judges, each looked at by someone."""
 
-ANY_QUERY = {"huggingface/file.download"}
-"""Its redirects carry a parameter that is named for the path. What else takes any query is a mistake."""
+ANY_QUERY = {"huggingface/file.download", "telegram/bot.call"}
+"""The redirects of one carry a parameter that is named for the path; the other has a hundred methods, each with its own
+parameters, and takes them in a form or in the query alike. What else takes any query is a mistake."""
 
 QUERY_JUDGED_BY = {"oci", "oci_token", "s3", "call", "aws_action"}
 """Matchers that look at every query key themselves."""
