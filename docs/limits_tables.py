@@ -21,7 +21,7 @@ from net import resolve
 from net.contexts import MAX_SERVER_CONTEXTS
 from net.pool import PoolLimits
 from net.stream import DEFAULT_LIMITS, HIGH_WATER, READ_SIZE
-from net.turns import DEBT_SECONDS
+from net.turns import DEBT_SECONDS, HOG, LEAST
 from net.websocket import WebSocketLimits
 from proxy import gate, mitm_process
 from proxy.lanes import mitm, tools
@@ -183,8 +183,9 @@ def bounds() -> tuple[tuple[str, str], ...]:
         ),
         (
             "turns of the event loop, in a worker and in an executor",
-            "while another sandbox is at work: one step a pass, and about half of the time "
-            f"({milliseconds(DEBT_SECONDS)} ahead of it at most); unidentified connections yield to everybody",
+            f"while another sandbox is at work: one step a pass; who does {HOG:.0%} of all work gets the part of the "
+            f"time that the others leave, and {LEAST:.0%} at least, {milliseconds(DEBT_SECONDS)} ahead of it at most; "
+            "unidentified connections yield to everybody",
         ),
         (
             "counted in one worker",

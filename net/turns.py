@@ -7,10 +7,10 @@
 
 While one sandbox alone is at work nothing is held back. From the moment that another one woke in the last
 CONTEST_SECONDS, each sandbox gets one wake for each pass of the loop, first come first served inside it, and what the
-woken task runs until it waits again is measured: a sandbox pays for each step with a pause as long, once these add up
-to DEBT_SECONDS, and with three times as much while nearly all of the work is its own. So a flood takes one step of
-each pass and about a quarter of the loop, however many connections it comes over; two that are equally busy share it.
-While a stream waits for its turn its socket is not read.
+woken task runs until it waits again is measured. What the loop does besides (the log's answers, new connections) is
+laid on the sandboxes in proportion. One that does HOG of all work pauses after its steps, so that it gets no more of
+the time than the others leave (`Turns.allowed`), as a whole, however many connections it has. Two that are equally
+busy share, and neither pauses. While a stream waits for its turn its socket is not read.
 
 Before a connection is identified its share is that of its source (`known=False`): it is held back while any sandbox
 is at work, and never makes others wait.
@@ -29,10 +29,22 @@ from rules.names import Owner
 
 CONTEST_SECONDS: Final = 1.0
 """How long after its last wake a sandbox counts as being at work."""
-DEBT_SECONDS: Final = 0.002
+DEBT_SECONDS: Final = 0.01
 """Of pauses owed after which a sandbox pauses."""
-HOG: Final = 0.75
-"""The part of all measured work of late that makes a sandbox the one that the others wait for."""
+HOG: Final = 0.6
+"""The part of all work of late that makes a sandbox the one that the others wait for."""
+NO_HOG: Final = 0.4
+"""The part below which it no longer is."""
+NOTICED: Final = 0.02
+"""The part of the time below which nobody is a burden."""
+ROOM: Final = 0.75
+"""The part of the time that all of them may fill before the hog among them pauses."""
+YIELDING: Final = 1.25
+"""How many times what the others use it leaves to them."""
+LEAST: Final = 0.25
+"""The part of the time that it gets at least."""
+MOST_BESIDES: Final = 2.0
+"""The loop's whole work counts for at most so many times what was measured: nobody knows whose the rest is."""
 LATE_SECONDS: Final = 1.0
 """Work counts less the longer ago it was, by a factor of e for each of these."""
 PORTION_SECONDS: Final = 0.001
@@ -63,6 +75,22 @@ class Portion:
         return seconds > PORTION_SECONDS / 2
 
 
+class _Late:
+    """Seconds of work, each counting less the longer ago it was: of one who works half of the time, half a second."""
+
+    __slots__ = ("_at", "_seconds")
+
+    def __init__(self) -> None:
+        self._seconds = self._at = 0.0
+
+    def add(self, seconds: float, now: float) -> None:
+        self._seconds = self.at(now) + seconds
+        self._at = now
+
+    def at(self, now: float) -> float:
+        return self._seconds * math.exp((self._at - now) / LATE_SECONDS)
+
+
 class Turns:
     """All shares of one process. Used from one event loop."""
 
@@ -79,8 +107,11 @@ class Turns:
         self._shares: dict[tuple[Owner, bool], Share] = {}
         self._latest: Owner | None = None
         self._latest_at = self._other_at = float("-inf")
-        self._work = 0.0
-        self._work_at = 0.0
+        self._measured = _Late()
+        self._all = _Late()
+        """The same and whatever else this thread did between two steps."""
+        self._looked = (float("-inf"), 0.0)
+        """When that was noted last, and what `processor` said."""
 
     def share(self, owner: Owner, *, known: bool = True) -> Share:
         """The share of `owner`; the same one every time, while it matters. `("", source)` where not `known`."""
@@ -113,12 +144,26 @@ class Turns:
         other_at = self._other_at if owner == self._latest else self._latest_at
         return now - other_at < CONTEST_SECONDS
 
-    def hogs(self, share: Share, spent: float, now: float) -> bool:
-        """Count `spent` seconds of work of `share`; True if nearly all work of late is its own."""
-        self._work = self._work * math.exp((self._work_at - now) / LATE_SECONDS) + spent
-        share.work = share.work * math.exp((share.work_at - now) / LATE_SECONDS) + spent
-        self._work_at = share.work_at = now
-        return share.work > HOG * self._work
+    def price(self, share: Share, spent: float, now: float) -> float:
+        """Count `spent` seconds of work of `share`; how many seconds have to pass for them. 0: it owes nothing."""
+        at, before = self._looked
+        self._looked = now, self.processor()
+        between = max(self._looked[1] - before, spent) if now - at < CONTEST_SECONDS / 10 else spent
+        self._all.add(between, now)
+        self._measured.add(spent, now)
+        share.late.add(spent, now)
+        besides = min(self._all.at(now) / (self._measured.at(now) or 1.0), MOST_BESIDES)
+        mine = share.late.at(now) * besides / LATE_SECONDS
+        others = self._measured.at(now) * besides / LATE_SECONDS - mine
+        part = mine / ((mine + others) or 1.0)
+        # Two limits, so that of two who are about as busy the one that gives way is not now this one, now that one.
+        share.hog = mine > NOTICED and part > (NO_HOG if share.hog else HOG)
+        return spent * besides / self.allowed(others) if share.hog else 0.0
+
+    @staticmethod
+    def allowed(others: float) -> float:
+        """The part of the time that a hog may work while the others use the part `others`."""
+        return max(LEAST, ROOM - YIELDING * others)
 
 
 async def rest(share: Share | None) -> None:
@@ -132,7 +177,7 @@ async def rest(share: Share | None) -> None:
 class Share:
     """One sandbox's turns."""
 
-    __slots__ = ("_free_at", "_started", "_turns", "_under_way", "_waiting", "known", "owner", "work", "work_at")
+    __slots__ = ("_free_at", "_started", "_turns", "_under_way", "_waiting", "hog", "known", "late", "owner")
 
     def __init__(self, turns: Turns, owner: Owner, *, known: bool) -> None:
         self.owner = owner
@@ -144,7 +189,9 @@ class Share:
         self._free_at = float("-inf")
         """When what was worked is paid for: each step costs its time and a pause, and idle time pays."""
         self._started = 0.0
-        self.work = self.work_at = 0.0
+        self.late = _Late()
+        self.hog = False
+        """Nearly all work is its own: it pauses."""
 
     def idle(self, now: float) -> bool:
         """Nothing waits and nothing is owed: a new share would do as well."""
@@ -189,8 +236,8 @@ class Share:
     def _ended(self) -> None:
         now = self._turns.clock()
         spent = self._turns.processor() - self._started
-        price = 4 if self._turns.hogs(self, spent, now) else 2  # the step itself, and the pause for it
-        self._free_at = max(self._free_at, now - spent) + price * spent
+        price = self._turns.price(self, spent, now)
+        self._free_at = max(self._free_at, now - spent) + price if price else now
         debt = min(self._free_at - now, LONGEST_PAUSE)
         loop = asyncio.get_running_loop()
         if debt >= DEBT_SECONDS:

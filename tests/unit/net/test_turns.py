@@ -1,11 +1,14 @@
-"""Turns of the loop: a flood of one sandbox's wakes takes one step of each pass, and about half of the time."""
+"""Turns of the loop: a flood of one sandbox's wakes takes one step of each pass, and pauses while others work."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from net.stream import READ_SIZE
-from net.turns import CONTEST_SECONDS, LONGEST_PAUSE, Portion, Share, Turns
+from net.turns import CONTEST_SECONDS, LEAST, LONGEST_PAUSE, Portion, Share, Turns
+from rules.names import Owner
 from tests.support.streams import MemoryStream
 
 A = ("default", "sb_a")
@@ -60,34 +63,68 @@ async def test_a_flood_is_woken_one_by_one_while_another_sandbox_is_at_work() ->
     assert [waiter.done() for waiter in waiters] == [True] * 100
 
 
-async def paid(turns: Turns, clock: Hand, share: Share, seconds: float) -> float:
-    """The pause that follows a step of `seconds`, in steps of the loop's own clock."""
-    step, after = futures(2)
-
-    async def work() -> None:
-        await step
-        clock.now += seconds
-
-    task = asyncio.ensure_future(work())
-    await asyncio.sleep(0)
-    share.wake(step)
-    share.wake(after)
-    await task
-    begun = asyncio.get_running_loop().time()
-    await after
-    return asyncio.get_running_loop().time() - begun
+def at_work(turns: Turns, clock: Hand, parts: dict[Owner, float], *, seconds: float = 5.0) -> dict[Owner, float]:
+    """Each owner works its part of the time, in steps of a hundredth; what the last step of each one cost."""
+    prices: dict[Owner, float] = {}
+    for _ in range(round(seconds * 100)):
+        for owner, part in parts.items():
+            prices[owner] = turns.price(turns.share(owner), part / 100, clock.now) / (part / 100)
+        clock.now += 0.01
+    return prices
 
 
-async def test_who_does_nearly_all_of_the_work_pays_more() -> None:
-    """A hog pays three times its step; beside another one that is as busy, once."""
+def quiet_turns() -> tuple[Turns, Hand]:
+    """Turns of a thread that does nothing but what is measured."""
     clock = Hand()
-    turns = Turns(clock)
-    hog = contested(turns, clock)
-    assert await paid(turns, clock, hog, 0.03) >= 0.06
-    busy = turns.share(B)
-    waiters = futures(1)
-    hog.wake(waiters[0])
-    assert await paid(turns, clock, busy, 0.04) < 0.06
+    return Turns(clock, lambda: 0.0), clock
+
+
+def test_who_does_nearly_all_of_the_work_gets_what_the_others_leave() -> None:
+    """A hog owes more time for its steps the more the others work, and never so much that nothing is left to it."""
+    owed = []
+    for others in (0.01, 0.3, 0.45):
+        turns, clock = quiet_turns()
+        prices = at_work(turns, clock, {A: 0.9, B: others})
+        assert prices[B] == 0.0
+        owed.append(prices[A])
+    assert 1.0 < owed[0] < 1.5 < owed[1] < owed[2]
+    assert owed[2] == pytest.approx(1 / LEAST)
+
+
+def test_who_works_little_owes_nothing_though_nobody_works_more() -> None:
+    """One that does nearly all of the work is no burden while it works a small part of the time."""
+    turns, clock = quiet_turns()
+    assert at_work(turns, clock, {A: 0.01, B: 0.0001}) == {A: 0.0, B: 0.0}
+
+
+def test_two_that_are_equally_busy_owe_nothing() -> None:
+    """Neither of them is the one that the other waits for."""
+    turns, clock = quiet_turns()
+    assert at_work(turns, clock, {A: 0.5, B: 0.45}) == {A: 0.0, B: 0.0}
+
+
+def test_a_hog_that_is_held_back_stays_one_until_others_work_more() -> None:
+    """That it pauses makes it no neighbour like any other: only work of others does."""
+    turns, clock = quiet_turns()
+    at_work(turns, clock, {A: 0.9, B: 0.3})
+    assert at_work(turns, clock, {A: 0.35, B: 0.4})[A] > 0.0
+    assert at_work(turns, clock, {A: 0.2, B: 0.4})[A] == 0.0
+
+
+def test_what_the_loop_does_besides_counts_too() -> None:
+    """Work that no step showed is laid on those that worked, up to a bound: a hog owes more than its steps took."""
+    clock = Hand()
+    worked = Hand()
+    turns = Turns(clock, worked)
+    prices: dict[Owner, float] = {}
+    plain, plain_clock = quiet_turns()
+    expected = at_work(plain, plain_clock, {A: 0.4, B: 0.01})
+    for _ in range(500):
+        for owner, part in {A: 0.4, B: 0.01}.items():
+            worked.now += 10 * part / 100
+            prices[owner] = turns.price(turns.share(owner), part / 100, clock.now) / (part / 100)
+        clock.now += 0.01
+    assert 1.9 < prices[A] / expected[A] < 2.2
 
 
 def test_a_portion_shrinks_while_it_takes_long_and_grows_again() -> None:
@@ -101,8 +138,8 @@ def test_a_portion_shrinks_while_it_takes_long_and_grows_again() -> None:
     assert portion.size == 8000
 
 
-async def test_work_beyond_half_of_the_time_is_paid_by_a_pause() -> None:
-    """A step that took 30 ms is followed by no other of that sandbox for about as long, while others go on."""
+async def test_work_beyond_what_others_leave_is_paid_by_a_pause() -> None:
+    """A step that took 150 ms is followed by no other of that sandbox for a while, and others go on."""
     clock = Hand()
     turns = Turns(clock)
     share = contested(turns, clock)
@@ -112,23 +149,23 @@ async def test_work_beyond_half_of_the_time_is_paid_by_a_pause() -> None:
 
     async def work() -> None:
         await first
-        clock.now += 0.03
+        clock.now += 0.15
 
     async def other() -> float:
         await second
         return loop.time()
 
-    tasks = [asyncio.ensure_future(work()), asyncio.ensure_future(other())]
+    long, late = asyncio.ensure_future(work()), asyncio.ensure_future(other())
     await asyncio.sleep(0)
     share.wake(first)
     share.wake(second)
-    await tasks[0]
+    await long
     mine = futures(1)
     turns.share(B).wake(mine[0])
     await passes(3)
     assert mine[0].done()
     assert not second.done()
-    assert await tasks[1] - begun >= 0.02
+    assert await late - begun >= 0.02
 
 
 async def test_a_pause_has_an_end() -> None:
