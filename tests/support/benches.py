@@ -106,7 +106,7 @@ class FakeVault:
     def worker_key(self, worker: str) -> bytes | None:
         return self.key if worker == "worker-1" else None
 
-    async def open(self, sealed: bytes, attested: BodyAttested | None) -> Opened | OpenRefused:
+    async def open(self, sealed: bytes, attested: BodyAttested | None, again: int = 0) -> Opened | OpenRefused:
         self.opened.append((sealed, attested))
         if self.silent:
             raise VaultUnavailable
