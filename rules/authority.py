@@ -14,7 +14,7 @@ from rules.facts import RequestFacts
 from rules.placeholders import CORE_LENGTH, Found, find
 from rules.policy import CredentialDef, Operation
 from rules.sigv4 import signed_keys
-from rules.slots import Spot, header_slots, in_body, in_header, in_path, in_query, is_slot, query_slots
+from rules.slots import Spot, header_slots, in_body, in_header, in_path, in_query, is_slot, names_own, query_slots
 
 
 def foreign_authority(
@@ -40,6 +40,8 @@ def foreign_authority(
         return None
     if credential is not None and any(place.where == "path" for place in found) and in_path(credential, facts) is None:
         return "placeholder-misuse"
+    if credential is not None and names_own(credential, facts):
+        return "client-authority"
     own_headers = {name for op in operations for name in op.auth_headers}
     own_query = {name for op in operations for name in op.auth_query}
     slots = set() if credential is None else {name for name, _ in facts.headers if header_slots(credential, name)}

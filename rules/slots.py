@@ -88,6 +88,12 @@ def in_path(credential: CredentialDef, facts: RequestFacts) -> tuple[Spot, ...] 
     return None
 
 
+def names_own(credential: CredentialDef, facts: RequestFacts) -> bool:
+    """Whether the path's slot holds something else than a placeholder: a token of the client's own."""
+    values = (path_value(slot.template, facts.path.raw) for slot in credential.slots if slot.where == "path")
+    return any(value is not None and not is_placeholder(credential, credential.slot.part, value) for value in values)
+
+
 def in_body(credential: CredentialDef, facts: RequestFacts) -> tuple[Spot, ...] | None:
     """The same for a whole judged body: the field holds the placeholder, and nothing else of the body does."""
     slots = [slot for slot in credential.slots if slot.where == "body"]
