@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from broker.vault.ca import CertificateAuthority
 from net.contexts import ClientContexts, ContextUnavailable, ServerContexts, client_context, load_chain
-from net.trust import SYSTEM_TRUST, TrustKey, TrustUnusable
+from net.trust import SYSTEM_TRUST, ClientProof, TrustKey, TrustUnusable
 from rules.names import Host
 from tests.support.authority import Authority
 
@@ -169,6 +169,33 @@ async def test_an_unusable_ca_is_a_fault_and_not_an_open_context(pem: str) -> No
     for _ in range(2):
         with pytest.raises(TrustUnusable):
             await contexts.get(TrustKey(ca_pem=pem))
+
+
+async def test_a_client_certificate_that_fits_no_key_makes_no_context() -> None:
+    """Two halves of two pairs, or no PEM at all: TrustUnusable with a fixed sentence, and nothing of either in it."""
+    authority = Authority()
+    trust = TrustKey(ca_pem=authority.pem)
+    one, other = (authority.issue(("client.test",), usage="client") for _ in range(2))
+    key, chain = one.partition(b"-----BEGIN CERTIFICATE-----")[0], other[other.index(b"-----BEGIN CERTIFICATE-----") :]
+    for proof in (ClientProof.of(key, chain), ClientProof.of(b"no key", b"no chain")):
+        with pytest.raises(TrustUnusable, match="cannot be used together"):
+            await ClientContexts().get(trust, proof)
+
+
+async def test_a_context_with_a_key_is_for_one_connection() -> None:
+    """It is never kept or shared; what it proves is told by a digest, and shown nowhere."""
+    authority = Authority()
+    trust = TrustKey(ca_pem=authority.pem)
+    pem = authority.issue(("client.test",), usage="client")
+    key, begin, chain = pem.partition(b"-----BEGIN CERTIFICATE-----")
+    proof = ClientProof.of(key, begin + chain)
+    contexts = ClientContexts()
+    with_key = await contexts.get(trust, proof)
+    assert with_key is not await contexts.get(trust, proof)
+    assert with_key is not await contexts.get(trust)
+    assert await contexts.get(trust) is await contexts.get(trust)
+    assert proof == ClientProof(digest=proof.digest, pem=b"")
+    assert "PRIVATE" not in repr(proof)
 
 
 async def test_client_contexts_verify_and_are_shared_by_trust_set() -> None:
