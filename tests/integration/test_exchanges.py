@@ -17,7 +17,7 @@ import requests
 import werkzeug.serving
 
 from tests.support.gateway import Box, Completed, TestGateway
-from tests.support.origins import Origin
+from tests.support.origins import Exchange, Origin
 from tests.support.scripts import READ, script, text
 from tests.support.tokenservers import (
     GitHubServer,
@@ -31,6 +31,7 @@ from tests.support.tokenservers import (
     secret_of,
     signature_of,
 )
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exchanges")]
 
@@ -315,6 +316,23 @@ def test_a_request_is_signed_with_the_keys_of_an_assumed_role(scene: Scene) -> N
     other = scene.sandbox()
     assert other.curl(url).out == "done"
     assert scene.sts.given[-1] != key_id
+
+
+def test_a_token_that_its_upstream_refuses_is_replaced_and_the_read_repeated(scene: Scene) -> None:
+    """The provider took a token back before its end: once it is some seconds old, a 401 asks for the next one."""
+    box = scene.sandbox("ivy")
+    assert "done" in scene.get(box, "crm.test", "CRM_TOKEN").out
+    dead = scene.sent("crm.test")[-1]
+
+    async def judge(exchange: Exchange) -> None:
+        refused = exchange.request.header("authorization") == dead
+        await exchange.answer(401 if refused else 200, b"refused" if refused else b"done")
+
+    scene.api.on("/judged", judge)
+    url = f"https://crm.test:{scene.api.port}/judged"
+    carrier = f"Authorization: Bearer {box.placeholders['CRM_TOKEN']}"
+    until(lambda: box.curl("-H", carrier, url).out == "done")
+    assert scene.sent("crm.test")[-2:] == [dead, f"Bearer {scene.oauth.given[-1]}"]
 
 
 def test_a_real_provider_takes_what_we_ask_and_what_we_apply(scene: Scene) -> None:

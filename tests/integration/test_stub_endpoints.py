@@ -44,6 +44,15 @@ credentials:
     hosts: [storage.test]
     owner: tests
     placeholder: {{env: GCS_TOKEN, shape: "ya29.{{40}}"}}
+  compute:
+    kind: google
+    token_url: "https://token.test:{port}/token"
+    scopes: ["https://scope.test/read"]
+    secret: "store:gcp/key"
+    stub: [gce-metadata]
+    hosts: [storage.test]
+    owner: tests
+    placeholder: {{env: GCS_TOKEN, shape: "ya29.{{40}}"}}
   role:
     kind: aws-sts
     sts_url: "https://token.test:{port}/"
@@ -78,6 +87,9 @@ roles:
   tasks:
     allow:
       - {name: s3, host: s3.test, methods: [GET], paths: ["/**"], query: any, credential: task}
+  compute:
+    allow:
+      - {name: storage, host: storage.test, methods: [GET], paths: ["/**"], credential: compute}
   other:
     allow:
       - {name: crm, host: crm.test, methods: [GET], paths: ["/public"]}
@@ -168,6 +180,18 @@ def test_beside_the_stub_its_host_is_no_destination(scene: Scene) -> None:
     assert "405" in refused.out
     assert "access_token" not in refused.out
     assert len(scene.token.connections) == before
+
+
+def test_a_token_request_has_a_bound(scene: Scene, tmp_path: Path) -> None:
+    """What is presented is read and dropped, and not without end."""
+    box = scene.gateway.sandbox()
+    large = tmp_path / "form"
+    large.write_bytes(b"a=" + b"x" * (1 << 20))
+    answer = box.curl("-i", "--data-binary", f"@{large}", scene.oauth.url)
+    assert "access_token" not in answer.out
+    assert "body-too-large" in answer.out
+    chunked = box.curl("-i", "-H", "Transfer-Encoding: chunked", "--data-binary", f"@{large}", scene.oauth.url)
+    assert "access_token" not in chunked.out
 
 
 def test_a_placeholder_of_a_stub_is_only_its_sandboxes(scene: Scene) -> None:
@@ -301,6 +325,21 @@ print(type(made).__module__, AuthorizedSession(made).get(sys.argv[1]).text)
 """
     done = run(scene, "agent", code, f"https://storage.test:{scene.api.port}/b/o")
     assert done.out == "google.oauth2.service_account done\n", done.err
+
+
+def test_google_auth_finds_its_metadata_server_where_connections_are_captured(scene: Scene) -> None:
+    """It looks for one at 169.254.169.254 past any proxy variable, and asks it by name afterwards."""
+    if shutil.which("nft") is None or shutil.which("ip") is None:
+        pytest.skip("needs nftables and iproute2")
+    code = """
+import sys
+import google.auth
+from google.auth.transport.requests import AuthorizedSession
+made, project = google.auth.default()
+print(type(made).__module__, AuthorizedSession(made).get(sys.argv[1]).text)
+"""
+    done = run(scene, "compute", code, f"https://storage.test:{scene.api.port}/b/o")
+    assert done.out == "google.auth.compute_engine.credentials done\n", done.err
 
 
 def test_containers_of_aws_find_their_keys_where_connections_are_captured(scene: Scene) -> None:
