@@ -438,10 +438,10 @@ async def test_the_vault_is_asked_about_few_calls_of_one_sandbox_at_a_time(bench
     open_at_once = bench.vault.open
     asked: list[str] = []
 
-    async def slow(sealed: bytes, attested: BodyAttested | None) -> Opened | OpenRefused:
+    async def slow(sealed: bytes, attested: BodyAttested | None, again: int = 0) -> Opened | OpenRefused:
         asked.append(open_sealed(sealed, KEY).sandbox)
         await gate.wait()
-        return await open_at_once(sealed, attested)
+        return await open_at_once(sealed, attested, again)
 
     other = sandbox("sb_two")
     assert bench.vault.current is not None
