@@ -15,9 +15,11 @@ from audit.events import MAX_STRING
 from audit.journal import DEADLINE_S
 from broker import executor, executor_process, scrub
 from broker import websocket as credentialed
+from broker.exchanges import base as exchanges
 from broker.shaping import RESULT_SECONDS
-from broker.vault import leaves
-from net import resolve
+from broker.vault import exchanging, leaves, service
+from broker.vault import tokens as token_box
+from net import client, resolve
 from net.contexts import MAX_SERVER_CONTEXTS
 from net.pool import PoolLimits
 from net.stream import DEFAULT_LIMITS, HIGH_WATER, READ_SIZE
@@ -27,7 +29,8 @@ from proxy import gate, mitm_process
 from proxy.lanes import mitm, tools
 from proxy.limits import DIVIDED, READ_UPLOADS, LimitTable
 from proxy.mcp import MAX_RESULT
-from rules import grants, paths
+from rules import grants, paths, stubs
+from rules.captured import MAX_ANSWER
 from rules.decision import ResultSpec
 from rules.explicit import MAX_INPUT
 from rules.operation_parts import DEFAULT_BODY
@@ -213,6 +216,18 @@ def bounds() -> tuple[tuple[str, str], ...]:
             "inputs of operations and calls of tools (help host)",
             f"{size(MAX_INPUT)}; {tools.CALLS} calls at a time per sandbox and worker, each of "
             f"{seconds(tools.CALL_SECONDS)} and {size(MAX_RESULT)} of answer",
+        ),
+        (
+            "tokens that answers brought",
+            f"{token_box.MAX_TOKENS} of a sandbox, then the oldest ends; {MAX_TOKENS} of one answer of "
+            f"{size(MAX_ANSWER)}; as long as the answer says, {seconds(token_box.LIFE_SECONDS)} where it does not, "
+            f"{seconds(token_box.MAX_LIFE_SECONDS)} at most",
+        ),
+        (
+            "short-lived credentials (token endpoints)",
+            f"an answer of {size(client.MAX_ANSWER_BYTES)} within {seconds(service.ASK_SECONDS)}; a token of "
+            f"{size(exchanges.MAX_TOKEN_BYTES)}, kept {exchanges.MAX_LIFE / 3600:.0f} hours at most; asked again "
+            f"{seconds(exchanging.TIMES.failure_ttl)} after a failure; {size(stubs.MAX_BODY)} of a request to a stub",
         ),
         (
             "addresses opened by redirects",
