@@ -36,7 +36,7 @@ from rules.explicit import MAX_INPUT
 from rules.operation_parts import DEFAULT_BODY
 from rules.redirects import MAX_URL
 from wire.clienthello import MAX_HELLO
-from wire.control import MAX_ADDRESSES, SILENCE_SECONDS
+from wire.control import MAX_ADDRESSES, MAX_TOKENS, SILENCE_SECONDS
 from wire.handoff import LIFE_SECONDS
 
 HOUR = 3600

@@ -1,7 +1,7 @@
 """An image pulled by its three hosts: a registry that asks for a token, the realm that gives it, a store of blobs.
 
-A token that the broker's key would make is not served yet: password, token and signed URL are the client's own here,
-and rules let each pass to its place.
+Here password, token and signed URL are the client's own, and rules let each pass to its place; how the broker's key makes
+the token is in test_captured_tokens.py.
 """
 
 from __future__ import annotations
