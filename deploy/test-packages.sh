@@ -11,6 +11,7 @@ need git-lfs git-lfs
 need docker-registry docker-registry
 need skopeo skopeo
 need openssl openssl
+need age age
 need node nodejs
 need npm npm
 need gh gh

@@ -92,6 +92,7 @@ class Supply:
         self._said: OrderedDict[Key, str] = OrderedDict()
         """Keys whose last answer was a no, with its code: said once in the log, not at each try."""
         self._returning: set[asyncio.Task[None]] = set()
+        self._active: ActivePolicy | None = None
 
     # --- uses
 
@@ -160,19 +161,28 @@ class Supply:
 
     async def configure(self, active: ActivePolicy) -> frozenset[str]:
         """Put the sources of `active` in force. Returns the credentials whose source changed: to be cut."""
-        changed = await self._sources.configure(active.sources, active.places)
+        self._active = active
+        return self._drop_of(active, await self._sources.configure(active.sources, active.places))
+
+    def _drop_of(self, active: ActivePolicy, sources: frozenset[str]) -> frozenset[str]:
+        """Drop the copies of credentials that name one of `sources`; returns their names."""
         touched = frozenset(
             name
             for name, binding in active.secrets.items()
-            if any(split(reference).source in changed for reference in binding.references.values())
+            if any(split(reference).source in sources for reference in binding.references.values())
         )
         for name in touched:
             self.invalidate(name)
         return touched
 
     async def reopen(self, reference: str) -> None:
-        """What `reference` names was replaced or removed: sources that were opened with it are opened anew."""
-        await self._sources.reopen(reference)
+        """What `reference` names was replaced or removed: sources that were opened with it are opened anew.
+
+        What they gave is dropped: a login takes the leases with it that it made.
+        """
+        again = await self._sources.reopen(reference)
+        if again and self._active is not None:
+            self._drop_of(self._active, again)
 
     def invalidate(self, credential: str | None = None) -> int:
         """Drop the copies of a credential, or of all; returns how many there were."""

@@ -289,3 +289,38 @@ async def test_who_ended_is_who_leased(leased: Bench) -> None:
     (said,) = leased.rig.journal.named("secret.fetched")
     named = who(box.record.sandbox)
     assert (said.fields["tenant"], said.fields["sandbox"]) == (named["tenant"], named["sandbox"])
+
+
+async def test_a_replaced_key_of_a_source_drops_what_it_opened(tmp_path: Path) -> None:
+    """A login takes its leases with it, so copies that came by it are not used any more."""
+    helper = program(tmp_path, "op", 'printf "%s" "value-of-$OP_SERVICE_ACCOUNT_TOKEN"')
+    text = CREDENTIALS.replace("secret: store:shop/orders", "secret: op://a/b/c")
+    text += f"sources:\n  op: {{kind: onepassword, program: {helper}, auth: {{token: 'store:op'}}}}\n"
+    rig = await Rig(tmp_path, credentials=text).start()
+    try:
+        made = Bench(rig, await rig.process("worker", "worker-1"), Asked())
+        box = await rig.sandbox()
+        assert await made.refused(box) == "source-missing"
+        await rig.vault.desk.add_secret("op", b"first-token-0123", owner="o", scrub=True, actor="test")
+        rig.clock.advance(60)
+        assert await made.value(box) == b"value-of-first-token-0123"
+        await rig.vault.desk.rotate_secret("op", b"second-token-0123", scrub=None, actor="test")
+        assert await made.value(box) == b"value-of-second-token-0123"
+    finally:
+        await rig.stop()
+
+
+async def test_a_fault_with_a_value_in_a_local_shows_nothing(
+    shop: Bench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """RULINGS 1.6: whatever is raised inside a source, with the value at hand, is a fixed code and a bare complaint."""
+
+    async def read(document: str, before: Document | None) -> Document:
+        value = CANARY
+        raise ValueError(f"{document}: {value!r}")
+
+    monkeypatch.setattr(shop.source, "read", read)
+    assert await shop.refused(await shop.rig.sandbox()) == "source-unreadable"
+    shown = capfd.readouterr().err + str([event.fields for event, _ in shop.rig.journal.events])
+    assert "ValueError" in shown
+    assert "canary" not in shown
