@@ -8,8 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from pathlib import Path
+
+
+def session_nice(pid: int) -> int:
+    """The nice value of the session of `pid`; 0 where the kernel has none."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"nice (-?\d+)", Path(f"/proc/{pid}/autogroup").read_text()):
+            return int(found[1])
+    return 0
 
 
 def weigh(pid: int, nice: int) -> None:

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.abuse import ABUSES  # noqa: E402
-from bench.ahead import weigh  # noqa: E402
+from bench.ahead import session_nice, weigh  # noqa: E402
 from bench.processes import tree  # noqa: E402
 from bench.run import build_generator, say, scratch_folder  # noqa: E402
 from bench.upstream import ADDRESS, NAMES, Upstream, await_port, free_port  # noqa: E402
@@ -203,8 +203,9 @@ class Scene:
             )
             scene._gateway = stack.enter_context(ours)
             assert ours.process is not None
-            for pid in tree(ours.process.pid):
-                weigh(pid, AHEAD)  # each of its processes leads a session of its own
+            sessions = {os.getsid(pid) for pid in tree(ours.process.pid)}  # each of its processes has one of its own
+            for session in sessions:
+                weigh(session, AHEAD + session_nice(session))  # what it chose itself counts among them
             scene._a = ours.sandbox(ttl="1h")
             scene._alone("plain", 1.0)
             scene._alone("credentialed", 1.0)

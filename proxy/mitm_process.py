@@ -29,9 +29,9 @@ from proxy.mitm_selftest import self_test
 
 PROCESS: Final = "adapter"
 MAX_SESSIONS: Final = 256
+"""Client connections, all workers together."""
 LOWER: Final = 10
 """Added to its niceness: where processors are short, workers, vault and log come before HTTP/2."""
-"""Client connections, all workers together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +104,21 @@ class Adapter:
 
 
 def give_way() -> None:
-    """Come after workers, vault and log where processors are short; whatever priority was inherited."""
+    """Come after workers, vault and log where processors are short; whatever priority was inherited.
+
+    A nice value counts inside a session where the kernel schedules by session (autogroups, sched(7)), and each of our
+    processes has one of its own: then it is the session that gets the value. To be called before harden(), which takes
+    the file away.
+    """
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     os.nice(LOWER)
+    if os.getsid(0) in (
+        os.getpid(),
+        0,
+    ):  # 0: led by the launcher, outside of our PID namespace; never another's session
+        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as session:
+            session.write(str(LOWER))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -116,8 +127,8 @@ def main(argv: list[str] | None = None) -> int:
     quiet_hooks(PROCESS)
     logging.disable(logging.CRITICAL)  # mitmproxy's messages quote what clients sent
     try:
-        harden()
         give_way()
+        harden()
         boot = read_boot(int(arguments[1]), Boot)
     except (BootError, IndexError, ValueError, OSError) as error:
         complain(PROCESS, f"cannot start: {error}" if isinstance(error, BootError) else "cannot start", error)

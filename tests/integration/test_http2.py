@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from proxy.mitm_process import LOWER
 from tests.support.gateway import Box, TestGateway
 from tests.support.http2 import H2Client, node, refused_handshake
 from tests.support.origins import Exchange, Origin, echo
@@ -520,6 +521,16 @@ def test_ending_the_sandbox_ends_its_http2_connection(scene: Scene) -> None:
 
 
 # --- the process --------------------------------------------------------------------------------------------------
+
+
+def test_the_adapter_gives_way_to_our_other_processes(scene: Scene) -> None:
+    """Where processors are short it comes last: by its nice value, and by its session's where the kernel has those."""
+    (adapter,) = processes(scene.gateway, "proxy.mitm_process")
+    (worker,) = processes(scene.gateway, "proxy.worker")
+    assert os.getpriority(os.PRIO_PROCESS, adapter) == os.getpriority(os.PRIO_PROCESS, worker) + LOWER
+    if Path("/proc/self/autogroup").exists():
+        nice = [int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1]) for pid in (adapter, worker)]
+        assert nice == [LOWER, 0]
 
 
 def test_an_adapter_that_dies_is_started_again_alone(scene: Scene) -> None:
