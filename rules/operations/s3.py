@@ -7,7 +7,8 @@ query keys (`?uploads`, `?delete`), and a key that the row does not list makes i
 Host styles: `bucket.s3.region.amazonaws.com` and `s3.region.amazonaws.com/bucket` with dualstack, FIPS, acceleration
 and the old `s3-region`, `name-account.s3-accesspoint.region`. Other hosts (a `base`) are read in path style.
 
-Refused by not matching: presigned URLs (they carry the authority of whoever made them), browser form posts, copies by
+Refused by not matching: presigned URLs but those that a placeholder signed (others carry the authority of whoever made
+them), browser form posts, copies by
 an ARN, renames, another owner's ACL headers on a plain write, bypassing retention, and names that are no bucket names.
 """
 
@@ -21,6 +22,8 @@ from urllib.parse import unquote_to_bytes
 
 from rules.arguments import Value
 from rules.facts import RequestFacts
+from rules.placeholders import contains
+from rules.sigv4 import QUERY_KEYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +271,9 @@ def _source(facts: RequestFacts) -> tuple[str, str] | None:
 
 def _row(facts: RequestFacts, scope: str) -> _Row | None:
     given = {name: value for name, value in facts.query.pairs if name != _INFORMS}
+    if contains(given.get("X-Amz-Credential", "")):
+        # Presigned with a placeholder: what is asked for is said beside the signature, which is made anew.
+        given = {name: value for name, value in given.items() if name not in QUERY_KEYS}
     subs = given.keys() & _SUBRESOURCES
     if len(subs) > 1:
         return None

@@ -39,6 +39,7 @@ try:
     back = io.BytesIO()
     made.download_fileobj("box", "large", back)
     told["large"] = hashlib.sha256(back.getvalue()).hexdigest() == hashlib.sha256(large).hexdigest()
+    told["presigned"] = made.generate_presigned_url("get_object", Params={"Bucket": "box", "Key": "large"})
     told["keys"] = [item["Key"] for item in made.list_objects_v2(Bucket="box", Prefix="")["Contents"]]
 except ClientError as error:
     told["error"] = error.response["Error"]["Code"], error.response["ResponseMetadata"]["HTTPStatusCode"]
@@ -148,6 +149,9 @@ def test_the_server_refuses_a_key_that_is_not_its_own(scene: Scene) -> None:
 def test_objects_go_and_come_back(scene: Scene) -> None:
     """Small and large (in parts), odd names, and a list: every request signed anew."""
     told = scene.boto()
+    url = str(told.pop("presigned"))
+    assert scene.box.placeholders["AWS_ACCESS_KEY_ID"] in url
+    assert scene.box.curl("--fail", "--globoff", "-o", "/dev/null", "-w", "%{size_download}", url).out == "10240000"
     assert told == {"got": "hello", "large": True, "keys": ["a b/(1)+u.txt", "large"]}
     log = "".join(path.read_text("utf-8", "replace") for path in sorted(scene.gateway.log.rglob("*.jsonl")))
     assert SECRET not in log

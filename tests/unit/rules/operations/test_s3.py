@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rules.operations import s3
+from rules.placeholders import make
 from tests.support.judged import judged
 from tests.support.properties import tried
 from tests.support.rows import every_row
@@ -252,3 +253,13 @@ def test_a_request_is_at_most_one_operation_in_either_style(method: str, keys: l
     assert virtual_host == path_style
     if virtual_host is not None:
         assert virtual_host[1]["bucket"] == ("data",)
+
+
+def test_a_url_that_a_placeholder_presigned_says_what_it_asks_for() -> None:
+    """The signature's keys are no part of the operation; whatever else stands in the query is."""
+    key_id = make("AKIA{16:caps}", bytes(range(32)))
+    signed = f"X-Amz-Credential={key_id}%2F20261201%2Feu-west-1%2Fs3%2Faws4_request&X-Amz-Signature=ab&X-Amz-Expires=9"
+    assert ask(f"GET {HOST}/k?{signed}") == ask(f"GET {HOST}/k")
+    assert ask(f"GET {HOST}/k?{signed}&acl") != ask(f"GET {HOST}/k")
+    assert ask(f"PUT {HOST}/k?{signed}&X-Amz-Copy-Source=%2Fa%2Fb") is None
+    assert ask(f"GET {HOST}/k?{signed.replace(key_id, 'AKIAIOSFODNN7EXAMPLE')}") is None
