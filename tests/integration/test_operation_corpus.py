@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.operationcases import Vector, corpus
-from tests.support.operationlanes import CAPTURED_ROLES, LANES, Stand, why_apart, why_not_here
+from tests.support.operationlanes import LANES, Stand, why_apart, why_not_here
 
 pytestmark = [
     pytest.mark.xdist_group("operations"),
@@ -19,7 +19,7 @@ pytestmark = [
 
 STEP = {"explicit": 29, "captured": 11, "h2": 7, "broker": 5}
 ROLES = {
-    "captured": CAPTURED_ROLES[:2],
+    "captured": ("registry-reads", "git-reads"),
     "h2": ("git-reads", "graphql-bound", "llm-asks", "work-bound", "aws-works"),
     "broker": ("git-agent", "graphql-reads", "llm-models", "infra-works", "hosting-works", "aws-buckets"),
 }

@@ -1,7 +1,7 @@
 """Live lanes for the corpus of operations: one gateway whose policy holds every role, one origin that is every host.
 
     explicit   the shared listener with a token: CONNECT and TLS inside, or absolute-form where a URL is in clear text
-    captured   a program in an `exeat run` without proxy variables, for the roles of CAPTURED_ROLES
+    captured   a program in an `exeat run` without proxy variables, one run for each role in turn
     h2         HTTP/2 inside the tunnel, served by the adapter: the same roles with `protocol: h2`
     broker     as explicit, under the same roles with a credential bound: worker, executor and vault judge
 
@@ -16,7 +16,8 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -45,8 +46,8 @@ ADDRESS = f"127.31.{os.getpid() >> 8 & 255}.{os.getpid() & 255 | 1}"
 """Of this process alone: ports are fixed, and two may play at once."""
 LANES = ("explicit", "captured", "h2", "broker")
 SUFFIX = {"explicit": "", "captured": "", "h2": "-h2", "broker": "-credential"}
-CAPTURED_ROLES = ("registry-reads", "git-reads", "archive-reads", "aws-buckets")
-"""One `exeat run` each."""
+AHEAD = 4
+"""Runs that are started while one is played: each tries every way out for seconds before it begins."""
 LARGEST_HTTP2 = 60_000
 """Bytes of a body that fit a stream's first window; the client here knows no other."""
 ROWS_A_SANDBOX = 20
@@ -71,8 +72,6 @@ def why_apart(vector: Vector, lane: str) -> str:
     """Why `vector` is not played in `lane`, or ""."""
     if lane in vector.apart:
         return vector.apart[lane]
-    if lane == "captured" and vector.role not in CAPTURED_ROLES:
-        return "a run for each role would take minutes"
     if lane == "captured" and find_capture_tools() is None:
         return "no capture on this machine"
     if lane == "captured" and ":" in vector.authority:
@@ -94,7 +93,11 @@ class Stand:
         self.hosts = _hosts(self.corpus)
         self.tls = Origin(*self.hosts, address=ADDRESS, port=443, handler=_answer)
         self.clear = Origin(*self.hosts, address=ADDRESS, port=80, tls=False, handler=_answer)
-        self._insides: dict[str, Inside] = {}
+        self.coming: list[str] = []
+        """Roles that will be played captured, in order: their sandboxes are made ahead."""
+        self._insides: dict[str, Future[Inside]] = {}
+        self._inside_stacks: dict[str, contextlib.ExitStack] = {}
+        self._starting = ThreadPoolExecutor(AHEAD)
         self._boxes: dict[str, tuple[Box, int]] = {}
 
     def __enter__(self) -> Stand:
@@ -103,7 +106,14 @@ class Stand:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._starting.shutdown()
+        self._leave(self._insides)
         self._stack.close()
+
+    def _leave(self, roles: Iterable[str]) -> None:
+        for role in tuple(roles):
+            self._insides.pop(role).exception()  # waits until it is here, or failed to come
+            self._inside_stacks.pop(role).close()
 
     @cached_property
     def roles(self) -> Mapping[str, Any]:
@@ -188,9 +198,17 @@ class Stand:
         return box
 
     def inside(self, role: str) -> Inside:
-        if role not in self._insides:
-            self._insides[role] = self._stack.enter_context(inside_of(self.gateway, role))
-        return self._insides[role]
+        """The sandbox of a run. A role's vectors are played together: those that were here before are over."""
+        if role not in self._insides or role in self.coming:
+            at = self.coming.index(role) if role in self.coming else -1
+            self.coming = self.coming[at + 1 :]
+            wanted = (role, *self.coming[: AHEAD - 1])
+            self._leave(self._insides.keys() - set(wanted))
+            for one in wanted:
+                if one not in self._insides:
+                    self._inside_stacks[one] = stack = contextlib.ExitStack()
+                    self._insides[one] = self._starting.submit(stack.enter_context, inside_of(self.gateway, one))
+        return self._insides[role].result()
 
     def play(self, vector: Vector, lane: str) -> None:
         """Play it and compare. AssertionError with the vector's sentence where anything differs."""

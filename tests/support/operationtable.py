@@ -38,8 +38,9 @@ def main(wanted: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="operations-") as folder:
         Path(folder).chmod(0o755)
         with Stand(Path(folder)) as stand:
+            stand.coming = sorted(stand.corpus.roles)
             for lane in lanes:
-                for vector in stand.corpus.vectors:
+                for vector in sorted(stand.corpus.vectors, key=lambda one: one.role):  # one sandbox after another
                     if why_apart(vector, lane):
                         apart[lane] += 1
                         continue
