@@ -53,7 +53,7 @@ docs: setup  ## write the generated pages anew
 attacks: setup  ## play every attack at every entry point, print the table; fails on any hole (T='B033 B034' narrows)
 	@PYTHONPATH=. $(PY) tests/attacks/table.py $(T)
 
-corpus: setup  ## play every request of tests/cases/operations in every lane, print services by lanes (T='h2' narrows)
+corpus: setup  ## play every request of tests/cases/operations in every lane, print services by lanes (T='h2 git-reads' narrows)
 	@PYTHONPATH=. $(PY) tests/support/operationtable.py $(T)
 
 fuzz: setup  ## hostile bytes for every parser, a minute each (FUZZ_SECONDS=5 shortens, T='host path' narrows)

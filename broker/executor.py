@@ -57,6 +57,7 @@ from rules.arguments import pairs
 from rules.captured import captured_form
 from rules.decide import decide_request, decide_with_grant
 from rules.decision import Decision, Denied, Held, NeedsBody, Permit
+from rules.denials import readings, widened
 from rules.facts import BodyAttested, FactsRefused, RequestFacts, Sandbox
 from rules.grants import Grant, rule_of
 from rules.matching import Matched, attestation, match_operation
@@ -853,6 +854,11 @@ def _attest(policy: Policy, sandbox: Sandbox, facts: RequestFacts) -> frozenset[
             if op.body is None:
                 continue
             answer = match_operation(op, facts)
+            if rule.action == "deny" and not isinstance(answer, Matched):
+                # As the rule will read it at the vault; what permits is judged there by its whole head again.
+                wide = widened(op, facts.method)
+                found_so = (match_operation(wide, read) for read in readings(op, facts))
+                answer = next((one for one in found_so if isinstance(one, Matched)), answer)
             if isinstance(answer, Matched):
                 # What the head states the vault computes itself; only the body's own arguments are attested.
                 head = op.arguments.keys() | head_arguments(op)

@@ -4,7 +4,7 @@ Order of a request decision; the first check that fails gives the answer, and ev
 
  1. the sandbox is alive, the name is not one of ours, the role exists
  2. method, method overrides, upgrade, IP literals: refused whatever policy says
- 3. deny rules: any that matches wins
+ 3. deny rules: any that matches wins; one that binds what stands in the body has it read before anything is permitted
  4. clear text: only where a rule's operation says `scheme: http` for that host and port
  5. placeholders in the head: only in a slot that this role's credentials declare for this destination
  6. allow rules: every operation of every rule is asked; any that must see the body asks for it
@@ -37,7 +37,7 @@ from rules.decision import (
     TunnelDecision,
     TunnelPermit,
 )
-from rules.denials import covers, deny_matches, on_host, reaches
+from rules.denials import Unread, Unseen, covers, deny_matches, on_host, reaches, read_deny, service_of
 from rules.facts import RequestFacts, Sandbox, TunnelFacts
 from rules.grants import Grant
 from rules.matching import NEARNESS, Matched, NoMatch, WantsBody, match_operation, misfit
@@ -210,9 +210,18 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
         return always
     places = role.places(destination.host)
     # 3
+    unseen: list[Unseen] = []
+    unread: list[tuple[Rule, Unread]] = []
     for rule in _denying(places):
-        if deny_matches(rule, facts, sandbox):
-            return _denied_by(rule)
+        match read_deny(rule, facts, sandbox):
+            case True:
+                return _denied_by(rule)
+            case Unseen() as one:
+                unseen.append(one)
+            case Unread() as other:
+                unread.append((rule, other))
+            case False:
+                pass
     # 4
     if destination.scheme == "http" and _clear_text_unwanted(_allowing(places), destination):
         return Denied(reason="clear-text-refused", message=role.message)
@@ -223,10 +232,14 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     # 6
     asked = [rule for place in places for rule in place.near(facts.path.segments)]
     candidates, needs, near = _ask(asked, facts, sandbox)
-    if needs is not None:
-        return needs
+    if needs is not None or (candidates and unseen):
+        return _needed(([] if needs is None else [needs]) + [NeedsBody(bound=x.bound, prefix=x.prefix) for x in unseen])
     if not candidates:
         return _nothing_matched(role, _nearest(places, facts, sandbox, near))
+    for rule, other in unread:
+        candidates = [one for one in candidates if one.op.body is not None and {service_of(one.op)} == other.services]
+        if not candidates:
+            return _denied_by(rule)
     if facts.upgrade is not None:
         candidates = [candidate for candidate in candidates if candidate.op.websocket]
         if not candidates:
@@ -431,6 +444,11 @@ def _in_some_slot(policy: Policy, allowing: Iterable[Rule], destination: Destina
 
 
 # --- 6: allow rules ---
+
+
+def _needed(needs: Sequence[NeedsBody]) -> NeedsBody:
+    """One that must see the end of the body makes it needed whole."""
+    return NeedsBody(bound=max(one.bound for one in needs), prefix=all(one.prefix for one in needs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,6 @@ from rules.operations import LATER, arguments_of
 from rules.policy import DestinationDef, Dns, Effect, HostPattern, Operation, Rule
 from rules.reader import Node, shown
 from rules.rule_terms import bound, shared
-from rules.service import head_arguments
 
 DEFAULT_TUNNEL_BYTES = 1 << 30
 DEFAULT_TUNNEL_SECONDS = 3600
@@ -146,12 +145,7 @@ def _service_rules(role: str, allow: bool, node: Node, around: Surroundings) -> 
         if "operations" in fields:
             selectors, ops = chosen[name]
             base = replace(base, operations=ops)
-            # A deny sees no bodies, so it can bind only what the head states.
-            arguments = (
-                {argument for selector in selectors for argument in service.arguments(selector)}
-                if allow
-                else {argument for op in ops for argument in (*op.arguments, *head_arguments(op))}
-            )
+            arguments = {argument for selector in selectors for argument in service.arguments(selector)}
             base = bound(base, fields, arguments, allow=allow)
             if allow:
                 base = replace(base, shared="shared" in fields and fields["shared"].flag())

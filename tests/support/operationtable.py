@@ -1,6 +1,6 @@
 """`make corpus`: plays every vector of tests/cases/operations in every lane and prints services by lanes.
 
-python tests/support/operationtable.py [LANE...]      only these lanes
+python tests/support/operationtable.py [LANE...] [ROLE...]      only these lanes, only these roles
 
 Each cell is how many vectors went as the pure decision says, and of how many where not all did. Exit 1 on any that
 did not.
@@ -33,14 +33,16 @@ def main(wanted: list[str]) -> int:
     held: Counter[tuple[str, str]] = Counter()
     apart: Counter[str] = Counter()
     failures: list[str] = []
-    lanes = [lane for lane in LANES if not wanted or lane in wanted]
+    lanes = [lane for lane in LANES if lane in wanted] or list(LANES)
+    roles = set(wanted) - set(LANES)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="operations-") as folder:
         Path(folder).chmod(0o755)
         with Stand(Path(folder)) as stand:
-            stand.coming = sorted(stand.corpus.roles)
+            vectors = [one for one in stand.corpus.vectors if not roles or one.role in roles]
+            stand.coming = sorted({one.role for one in vectors})
             for lane in lanes:
-                for vector in sorted(stand.corpus.vectors, key=lambda one: one.role):  # one sandbox after another
+                for vector in sorted(vectors, key=lambda one: one.role):  # one sandbox after another
                     if why_apart(vector, lane):
                         apart[lane] += 1
                         continue
@@ -56,7 +58,7 @@ def main(wanted: list[str]) -> int:
                 stand.verify()
             except AssertionError as error:
                 failures.append(f"the log does not verify: {error}")
-            total = len(stand.corpus.vectors)
+            total = len(vectors)
     print_table(lanes, played, held)
     for failure in failures:
         print(f"\nOTHERWISE {failure[:2000]}")
