@@ -457,7 +457,16 @@ async def test_a_role_is_assumed_for_one_sandbox() -> None:
         assert (no.code, "SignatureDoesNotMatch" in no.detail) == ("exchange-refused", True)
 
 
+WHOLE_XML = (
+    "<AssumeRoleResponse><AssumeRoleResult><Credentials><AccessKeyId>{key}</AccessKeyId>"
+    "<SecretAccessKey>secret-0123456789</SecretAccessKey><SessionToken>token-0123456789</SessionToken>"
+    "<Expiration>2999-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>"
+)
 HOSTILE_XML = {
+    "whole, but with a document type": "<!DOCTYPE AssumeRoleResponse>" + WHOLE_XML.format(key="ASIA000000000000"),
+    "whole, but with an entity": '<!DOCTYPE a [<!ENTITY k "ASIA000000000000">]>' + WHOLE_XML.format(key="&k;"),
+    "whole, but one part is short": WHOLE_XML.format(key="ASIA"),
+    "whole, but one part has a blank": WHOLE_XML.format(key="ASIA 00000000000"),
     "a document type": '<!DOCTYPE a [<!ENTITY x "y">]><AssumeRoleResponse>&x;</AssumeRoleResponse>',
     "an outside entity": '<!DOCTYPE a SYSTEM "file:///etc/passwd"><a/>',
     "deep": "<a>" * 2000 + "</a>" * 2000,
@@ -468,6 +477,16 @@ HOSTILE_XML = {
     "JSON": "{}",
     "nothing of it": "<AssumeRoleResponse/>",
 }
+
+
+async def test_the_plain_answer_of_sts_is_taken() -> None:
+    """What the hostile ones below are made of."""
+    async with Origin("sts.test") as origin:
+        origin.on("/", script(READ, text(WHOLE_XML.format(key="ASIA000000000000"), 200, ("Content-Type", "text/xml"))))
+        scope = {"regions": ["eu-central-1"], "aws_services": ["s3"]}
+        made = definition("aws-sts", role_arn=ROLE, sts_url=origin.url("/"), **scope)
+        got = await obtain(origin, made, {"access_key_id": "AKIAEXAMPLE000000000", "secret_access_key": SECRET})
+        assert got.parts["access_key_id"] == b"ASIA000000000000"
 
 
 @pytest.mark.parametrize("case", sorted(HOSTILE_XML))
