@@ -4,7 +4,7 @@
 PY := .venv/bin/python
 T ?=
 
-.PHONY: help setup demo test check format lint types imports unit integration soak docs bench bench-decide bench-neighbour attacks corpus fuzz lock clean
+.PHONY: help setup demo test check format lint types imports unit integration soak docs bench bench-decide bench-scrub bench-neighbour attacks corpus fuzz lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -36,10 +36,12 @@ types: setup  ## only types
 imports: setup  ## only the import contracts
 	@.venv/bin/lint-imports --no-cache > .venv/imports.txt 2>&1 || { cat .venv/imports.txt; exit 1; }
 
-# A quarter of the examples of each property, unless a profile is named (a CI does); `make test` plays all.
+# A quarter of the examples of each property, unless a profile is named (a CI does); `make test` plays all. The stores
+# and logs of the tests lie in memory where there is a folder for that, so that nobody waits for a disk.
 unit: export HYPOTHESIS_PROFILE ?= quick
+unit: export PYTEST_DEBUG_TEMPROOT ?= $(shell test -w /dev/shm && ! grep -q ' /dev/shm .*noexec' /proc/mounts && echo /dev/shm)
 unit: setup  ## only unit, invariants, architecture, docs
-	@$(PY) -m pytest -q -n 2 -m 'not slow' tests/unit tests/invariants tests/architecture tests/docs
+	@$(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow' tests/unit tests/invariants tests/architecture tests/docs
 
 integration: setup  ## only integration, with real clients
 	@$(PY) -m pytest -q -n 2 --dist loadfile tests/integration
@@ -65,6 +67,9 @@ bench: setup  ## measure beside direct, tunnel, mitmproxy and Squid; writes benc
 
 bench-decide: setup  ## measure a decision by number of rules and by body; writes bench/DECIDE.md
 	@$(PY) bench/decide.py
+
+bench-scrub: setup  ## measure scrubbing by number of secrets; writes bench/SCRUB.md
+	@$(PY) bench/scrub.py
 
 bench-neighbour: setup  ## measure what one sandbox's abuse costs another one; writes bench/NEIGHBOUR.md
 	@sh deploy/bench-packages.sh

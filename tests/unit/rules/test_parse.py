@@ -9,6 +9,7 @@ import pytest
 from rules.compile import compile_policy
 from rules.parse import Parsed, PolicyError, Sources, parse_sources, valid_attribute
 from rules.policytests import run_tests
+from tests.support.rows import every_row
 
 PEM = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"
 
@@ -140,7 +141,7 @@ BAD_RULES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rules", "fragment", "why"), BAD_RULES)
+@every_row(("rules", "fragment", "why"), BAD_RULES)
 def test_a_rule_with_a_mistake_does_not_load(rules: str, fragment: str, why: str) -> None:
     """The complaint names file, line and column, and nothing is accepted."""
     found = problems(dev(rules))
@@ -205,7 +206,7 @@ BAD_TOPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "fragment", "why"), BAD_TOPS)
+@every_row(("text", "fragment", "why"), BAD_TOPS)
 def test_a_policy_with_a_mistake_does_not_load(text: str, fragment: str, why: str) -> None:
     """The same for everything outside rules."""
     found = problems(text, None)
@@ -246,7 +247,7 @@ BAD_CREDENTIALS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("entry", "fragment", "why"), BAD_CREDENTIALS)
+@every_row(("entry", "fragment", "why"), BAD_CREDENTIALS)
 def test_a_credential_with_a_mistake_does_not_load(entry: str, fragment: str, why: str) -> None:
     """Complaints name the operator's file; a pasted secret is not repeated."""
     found = problems("version: 1\nroles:\n  dev:\n    allow:\n" + RULE, credential(entry))
@@ -395,7 +396,7 @@ def test_sandbox_attributes_in_paths_become_bindings() -> None:
     assert [result.passed for result in run_tests(compile_policy(parsed.document), parsed.tests)] == [True, True, True]
 
 
-@pytest.mark.parametrize("value", ["", ".", "..", "a/../b", "/a", "a/", "a//b", "a*", "a b", "a\n", "${x}", "a" * 129])
+@every_row("value", ["", ".", "..", "a/../b", "/a", "a/", "a//b", "a*", "a b", "a\n", "${x}", "a" * 129])
 def test_attributes_that_could_mean_more_are_invalid(value: str) -> None:
     """RULINGS 3.3: what is substituted is plain words."""
     assert not valid_attribute(value)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rules.facts import BodyAttested, FactsRefused
 from tests.support.properties import tried
+from tests.support.rows import every_row
 from wire.control import (
     Ack,
     Checked,
@@ -200,7 +201,7 @@ def test_evidence_and_keys_are_not_shown() -> None:
     assert not any("secret-key" in text or "tok" in text for text in shown)
 
 
-@pytest.mark.parametrize(
+@every_row(
     "plan",
     [
         {"kind": "none", "length": 1},
@@ -376,7 +377,7 @@ TO_VAULT: list[Message] = [
 ]
 
 
-@pytest.mark.parametrize("message", FROM_VAULT + TO_VAULT, ids=lambda message: type(message).__name__)
+@every_row("message", FROM_VAULT + TO_VAULT, ids=lambda message: type(message).__name__)
 def test_control_messages_come_back_as_they_were(message: Message) -> None:
     """One frame each, readable by its own side only; a byte more or less is refused."""
     (frame,) = FrameReader(64 << 20).feed(encode(message))
