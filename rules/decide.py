@@ -25,6 +25,7 @@ from itertools import chain
 from rules.answers import answer_spec
 from rules.arguments import Value, pairs
 from rules.authority import foreign_authority
+from rules.batches import ALONE, is_batch
 from rules.captured import captured_form, takes_of
 from rules.decision import (
     Decision,
@@ -235,7 +236,7 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     if needs is not None or (candidates and unseen):
         return _needed(([] if needs is None else [needs]) + [NeedsBody(bound=x.bound, prefix=x.prefix) for x in unseen])
     if not candidates:
-        return _nothing_matched(role, _nearest(places, facts, sandbox, near))
+        return _nothing_matched(role, _nearest(places, facts, sandbox, near), facts)
     for rule, other in unread:
         candidates = [one for one in candidates if one.op.body is not None and {service_of(one.op)} == other.services]
         if not candidates:
@@ -255,11 +256,7 @@ def decide_request(policy: Policy, sandbox: Sandbox, facts: RequestFacts, now: f
     refusal = foreign_authority([candidate.op for candidate in candidates], facts, credential, restrictions, found)
     if refusal is not None:
         return Denied(reason=refusal, message=role.message)
-    if (
-        credential is not None
-        and is_signed(credential)
-        and (why := unsignable(credential, facts, now)) is not None
-    ):
+    if credential is not None and is_signed(credential) and (why := unsignable(credential, facts, now)) is not None:
         return Denied(reason="request-not-signable", remedy=why, message=role.message)
     too_large = _declared_too_large(facts, restrictions)
     if too_large:
@@ -523,7 +520,7 @@ def _nearest(places: Sequence[HostRules], facts: RequestFacts, sandbox: Sandbox,
     return near
 
 
-def _nothing_matched(role: Role, near: _Near | None) -> Denied:
+def _nothing_matched(role: Role, near: _Near | None, facts: RequestFacts) -> Denied:
     """Name the nearest permitted operation, from policy's own words only (I29)."""
     if near is None or near.depth < NEARNESS.index("port"):
         return Denied(reason="no-rule", message=role.message)
@@ -537,6 +534,8 @@ def _nothing_matched(role: Role, near: _Near | None) -> Denied:
     if near.argument is not None:
         differs = f"{near.argument} must be {' or '.join(near.rule.bind[near.argument][:6])}"
     remedy = f"Nearest is {near.rule.id}: {shown}; {differs}."
+    if is_batch(facts):
+        remedy = f"{ALONE} {remedy}"
     reason = "body-not-judged" if name == "body" else "no-rule"
     return Denied(reason=reason, message=role.message, remedy=remedy[:400])
 
