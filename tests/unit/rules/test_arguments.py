@@ -285,7 +285,7 @@ def test_a_credential_goes_to_named_hosts_of_a_template() -> None:
 def test_what_mints_is_not_served_with_a_credential() -> None:
     """Expect a policy error: its answer is made from the credential and would go to the sandbox."""
     plain = "kind: bearer, secret: 'store:b', owner: o, placeholder: {env: BUCKET_TOKEN, shape: 'bk_{32}'}"
-    with pytest.raises(PolicyError, match="not served yet"):
+    with pytest.raises(PolicyError, match="does not say in which fields"):
         policy(
             "      - {service: bucketeer, operations: [key.create], with: {bucket: mine}, credential: key}\n",
             credentials=f"version: 1\ncredentials:\n  key: {{{plain}, hosts: [mine.s3.eu.cloud.example]}}\n",
