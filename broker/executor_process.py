@@ -34,7 +34,7 @@ from net.pool import Pool
 from net.process import BootError, complain, harden, quiet_hooks, read_boot
 from net.resolve import Lookups, SystemResolver
 from net.stream import open_socket_stream
-from net.turns import Turns
+from net.turns import CALLS_BESIDES, CALLS_ROOM, Turns
 from net.upstream import UpstreamProxy
 from wire.control import MAX_FROM_VAULT, Cut
 from wire.handoff import HANDOFF_MESSAGE
@@ -112,7 +112,7 @@ class _Process:
         )
         share_the_interpreter()
         lookups = Lookups(SystemResolver(), clock=time.monotonic)
-        turns = Turns()
+        turns = Turns(room=CALLS_ROOM, besides=CALLS_BESIDES)
         dialer = SocketDialer(lookups, ClientContexts(), lambda: _table(link), upstream=boot.upstream, turns=turns)
         pool = Pool(dialer, clock=time.monotonic)
         executor = Executor(vault=link, pool=pool, journal=journal, clock=self._clock, turns=turns)

@@ -23,7 +23,7 @@ from net import client, resolve
 from net.contexts import MAX_SERVER_CONTEXTS
 from net.pool import PoolLimits
 from net.stream import DEFAULT_LIMITS, HIGH_WATER, READ_SIZE
-from net.turns import DEBT_SECONDS, HOG, LEAST
+from net.turns import CALLS_ROOM, DEBT_SECONDS, HOG, LEAST, ROOM
 from net.websocket import WebSocketLimits
 from proxy import gate, mitm_process
 from proxy.lanes import mitm, tools
@@ -187,7 +187,8 @@ def bounds() -> tuple[tuple[str, str], ...]:
         (
             "turns of the event loop, in a worker and in an executor",
             f"while another sandbox is at work: one step a pass; who does {HOG:.0%} of all work gets the part of the "
-            f"time that the others leave, and {LEAST:.0%} at least, {milliseconds(DEBT_SECONDS)} ahead of it at most; "
+            f"time that the others leave of {ROOM:.0%} (an executor: {CALLS_ROOM:.0%}), and {LEAST:.0%} at least, "
+            f"{milliseconds(DEBT_SECONDS)} ahead of it at most; "
             "unidentified connections yield to everybody",
         ),
         (

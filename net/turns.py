@@ -38,13 +38,17 @@ NO_HOG: Final = 0.4
 NOTICED: Final = 0.02
 """The part of the time below which nobody is a burden."""
 ROOM: Final = 0.75
-"""The part of the time that all of them may fill before the hog among them pauses."""
+"""The part of the time that all of them may fill before the hog among them pauses, in a worker."""
+CALLS_ROOM: Final = 0.4
+"""The same in an executor: what it does for a call costs vault and log about as much again."""
 YIELDING: Final = 1.25
 """How many times what the others use it leaves to them."""
 LEAST: Final = 0.25
 """The part of the time that it gets at least."""
 MOST_BESIDES: Final = 2.0
-"""The loop's whole work counts for at most so many times what was measured: nobody knows whose the rest is."""
+"""A worker's whole work counts for at most so many times what was measured: nobody knows whose the rest is."""
+CALLS_BESIDES: Final = 5.0
+"""The same in an executor, whose calls are all of known sandboxes."""
 LATE_SECONDS: Final = 1.0
 """Work counts less the longer ago it was, by a factor of e for each of these."""
 PORTION_SECONDS: Final = 0.001
@@ -95,13 +99,21 @@ class Turns:
     """All shares of one process. Used from one event loop."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, processor: Callable[[], float] | None = None
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        processor: Callable[[], float] | None = None,
+        *,
+        room: float = ROOM,
+        besides: float = MOST_BESIDES,
     ) -> None:
         """`clock` gives seconds of a clock that only moves forward.
 
         `processor` gives seconds that this thread worked: a step that was kept waiting for a processor or for the
-        interpreter is not its sandbox's work. It is `clock` where only that one is given.
+        interpreter is not its sandbox's work. It is `clock` where only that one is given. `room` and `besides`: as
+        ROOM and MOST_BESIDES.
         """
+        self._room = room
+        self._besides = besides
         self.clock = clock
         self.processor = processor or (time.thread_time if clock is time.perf_counter else clock)
         self._shares: dict[tuple[Owner, bool], Share] = {}
@@ -152,7 +164,7 @@ class Turns:
         self._all.add(between, now)
         self._measured.add(spent, now)
         share.late.add(spent, now)
-        besides = min(self._all.at(now) / (self._measured.at(now) or 1.0), MOST_BESIDES)
+        besides = min(self._all.at(now) / (self._measured.at(now) or 1.0), self._besides)
         mine = share.late.at(now) * besides / LATE_SECONDS
         others = self._measured.at(now) * besides / LATE_SECONDS - mine
         part = mine / ((mine + others) or 1.0)
@@ -160,10 +172,9 @@ class Turns:
         share.hog = mine > NOTICED and part > (NO_HOG if share.hog else HOG)
         return spent * besides / self.allowed(others) if share.hog else 0.0
 
-    @staticmethod
-    def allowed(others: float) -> float:
+    def allowed(self, others: float) -> float:
         """The part of the time that a hog may work while the others use the part `others`."""
-        return max(LEAST, ROOM - YIELDING * others)
+        return max(LEAST, self._room - YIELDING * others)
 
 
 async def rest(share: Share | None) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from net.stream import READ_SIZE
-from net.turns import CONTEST_SECONDS, LEAST, LONGEST_PAUSE, Portion, Share, Turns
+from net.turns import CALLS_BESIDES, CALLS_ROOM, CONTEST_SECONDS, LEAST, LONGEST_PAUSE, Portion, Share, Turns
 from rules.names import Owner
 from tests.support.streams import MemoryStream
 
@@ -89,6 +89,16 @@ def test_who_does_nearly_all_of_the_work_gets_what_the_others_leave() -> None:
         owed.append(prices[A])
     assert 1.0 < owed[0] < 1.5 < owed[1] < owed[2]
     assert owed[2] == pytest.approx(1 / LEAST)
+
+
+def test_where_a_step_costs_others_too_less_room_is_left_to_a_hog() -> None:
+    """An executor's calls are paid by vault and log as well: beside the same neighbour a hog owes more there."""
+    clock = Hand()
+    there = Turns(clock, lambda: 0.0, room=CALLS_ROOM, besides=CALLS_BESIDES)
+    here, same = quiet_turns()
+    owed = at_work(there, clock, {A: 0.5, B: 0.1})[A]
+    assert owed > 1.5 * at_work(here, same, {A: 0.5, B: 0.1})[A]
+    assert owed <= 1 / LEAST
 
 
 def test_who_works_little_owes_nothing_though_nobody_works_more() -> None:
