@@ -27,7 +27,6 @@ from tests.support.gateway import Completed, TestGateway, free_port
 from tests.support.leaks import command_line, descendants, files_below, leaks, process_texts, windows
 from tests.support.origins import Exchange, Origin
 from tests.support.signals import Gate
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("audit_complete")
 
@@ -228,7 +227,8 @@ def _bad_token(scene: Scene, entry: Entry) -> str:
 
 
 def of_path(scene: Scene, played: Played, path: str) -> list[dict[str, Any]]:
-    return [r for r in scene.gateway.records(sandbox=played.entry.id) if r.get("path") == path]
+    """Every record of the requests for `path`, once they are over."""
+    return scene.gateway.settled(sandbox=played.entry.id, path=path)
 
 
 def names(records: list[dict[str, Any]]) -> list[str]:
@@ -250,7 +250,7 @@ def test_a_refused_request_is_one_record(
 ) -> None:
     """T30: what policy refused is a single record with decision and reason, and no other record has its path."""
     assert played.statuses[kind] == status
-    [record] = until(lambda: of_path(scene, played, path))
+    [record] = of_path(scene, played, path)
     assert record["event"] == "request.refused"
     assert (record["decision"], record["reason"]) == ("deny", reason)
     assert record.get("rule") in (rule, None)
@@ -259,7 +259,7 @@ def test_a_refused_request_is_one_record(
 
 def test_a_denied_host_is_one_record(scene: Scene, played: Played) -> None:
     """T30: a host that no rule names is refused once, at CONNECT or inside it, and recorded once."""
-    records = until(lambda: scene.gateway.records(sandbox=played.entry.id, host="denied.test", reason="no-rule"))
+    records = scene.gateway.awaited(sandbox=played.entry.id, host="denied.test", reason="no-rule")
     assert names(records) == ["request.refused"]
     assert records[0]["reason"] == "no-rule"
 
@@ -267,8 +267,11 @@ def test_a_denied_host_is_one_record(scene: Scene, played: Played) -> None:
 def test_a_bad_token_is_one_line_per_connection(scene: Scene, played: Played) -> None:
     """T30: a connection with a wrong token is one `connection.refused`, with the listener and without the token."""
     assert "403" in played.pages["bad token"].splitlines()[0]
-    records = until(lambda: scene.gateway.records(event="connection.refused", reason="bad-token"))
-    mine = [record for record in records if record["channel"] in (played.entry.id, "proxy")]
+    mine = scene.gateway.awaited(
+        where=lambda record: record["channel"] in (played.entry.id, "proxy"),
+        event="connection.refused",
+        reason="bad-token",
+    )
     assert len(mine) == len({record["channel"] for record in mine}) >= 1
 
 
@@ -290,7 +293,7 @@ def test_a_permitted_request_is_one_intent_and_one_outcome(
     """T30: whatever became of it: an intent before, an outcome after, same id, with status, bytes, time and error."""
     if kind in played.statuses:
         assert played.statuses[kind] == status
-    records = until(lambda: _at_least(of_path(scene, played, path), 2))
+    records = of_path(scene, played, path)
     assert [record["event"] for record in records] == ["request.intent", "request.outcome"]
     intent, outcome = records
     assert intent["request_id"] == outcome["request_id"]
@@ -309,7 +312,7 @@ def test_a_permitted_request_is_one_intent_and_one_outcome(
 def test_a_credentialed_request_is_a_handoff_an_intent_and_an_outcome(scene: Scene, played: Played) -> None:
     """T30: the proxy hands off, the broker has intent and outcome; credential id, version and owner are named."""
     assert played.statuses["credentialed"] == 200
-    records = until(lambda: _at_least(of_path(scene, played, "/v1/credentialed"), 3))
+    records = of_path(scene, played, "/v1/credentialed")
     assert names(records) == ["broker.intent", "broker.outcome", "request.handoff"]
     assert len({record["request_id"] for record in records}) == 1
     [outcome] = [record for record in records if record["event"] == "broker.outcome"]
@@ -323,7 +326,7 @@ def test_a_credentialed_request_is_a_handoff_an_intent_and_an_outcome(scene: Sce
 def test_a_credential_failure_is_a_handoff_and_one_refusal(scene: Scene, played: Played) -> None:
     """T30: no secret, no call: the broker's one refusal names the credential and what was wrong with its source."""
     assert played.statuses["credential failure"] == 503
-    records = until(lambda: _at_least(of_path(scene, played, "/v1/gone"), 2))
+    records = of_path(scene, played, "/v1/gone")
     assert names(records) == ["broker.refused", "request.handoff"]
     [refused] = [record for record in records if record["event"] == "broker.refused"]
     assert (refused["reason"], refused["error"]) == ("credential-unavailable", "source-missing")
@@ -332,7 +335,7 @@ def test_a_credential_failure_is_a_handoff_and_one_refusal(scene: Scene, played:
 
 def test_a_tunnel_is_one_intent_and_one_outcome_that_say_uninspected(scene: Scene, played: Played) -> None:
     """T30: bytes that nobody read are recorded as such, with their counts."""
-    records = until(lambda: _at_least(scene.gateway.records(sandbox=played.entry.id, host="opaque.test"), 2))
+    records = scene.gateway.settled(sandbox=played.entry.id, host="opaque.test")
     assert [record["event"] for record in records] == ["tunnel.intent", "tunnel.outcome"]
     for record in records:
         assert record["uninspected"] is True
@@ -406,7 +409,3 @@ def test_the_log_of_it_all_verifies(scene: Scene, played: Played) -> None:
     shown = scene.gateway.exeat("audit", "verify", "--output", "json")
     assert shown.code == 0, shown
     assert json.loads(shown.out)
-
-
-def _at_least(records: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    return records if len(records) >= count else []

@@ -91,7 +91,7 @@ def test_a_backup_comes_back_only_whole_under_its_key_and_not_after_a_later_stor
     done = gateway.exeat("restore", str(backup), "--accept-older", "--why", "the disk was lost")
     assert done.code == 0, done.err
     gateway.start()
-    (told,) = gateway.records(event="admin.action", action="store.restored")
+    (told,) = gateway.awaited(event="admin.action", action="store.restored")
     assert told["why"] == "the disk was lost"
     assert box.curl("-o", "/dev/null", "-w", "%{http_code}", origin.url("/keyed")).out != "200"
     assert sent(gateway, origin) == OLD
@@ -123,7 +123,7 @@ def test_the_key_is_replaced_while_calls_go_on(gateway: TestGateway, origin: Ori
     assert gateway.exeat("store", "rotate-key").code == 0
     assert key.read_text() != before
     assert sent(gateway, origin) == OLD
-    assert gateway.records(event="admin.action", action="store.key-rotated")
+    assert gateway.awaited(event="admin.action", action="store.key-rotated")
     gateway.stop()
     gateway.start()
     assert sent(gateway, origin) == OLD

@@ -419,12 +419,8 @@ def _parent(pid: int) -> int:
 def test_a_sandbox_ends_with_its_command(host: Host) -> None:
     """After every run above, no live sandbox is left, and each end is on record."""
     assert host.run("/bin/true").code == 0
-    created = {record["sandbox"] for record in records(host, "sandbox.created")}
-    until(lambda: created <= {record["sandbox"] for record in records(host, "sandbox.ended")}, what="all ended")
-
-
-def records(host: Host, event: str) -> list[dict[str, Any]]:
-    return host.gateway.records(event=event)
+    for record in host.gateway.awaited(event="sandbox.created"):
+        host.gateway.awaited(event="sandbox.ended", sandbox=record["sandbox"])
 
 
 def test_a_gateway_of_its_own_leaves_nothing(host: Host) -> None:
@@ -443,7 +439,7 @@ def test_a_gateway_of_its_own_leaves_nothing(host: Host) -> None:
         assert "a gateway of its own" in answer.err
         assert not list(alone.run_folder.glob("control.sock"))
         assert not _processes_with(str(alone.config))
-        assert [record["sandbox"] for record in alone.records(event="sandbox.ended")]
+        assert alone.awaited(event="sandbox.ended")
 
 
 def _processes_with(text: str) -> list[str]:

@@ -21,6 +21,7 @@ import pytest
 from tests.support.gateway import Box, TestGateway
 from tests.support.origins import Origin
 from tests.support.squid import Squid, missing
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.xdist_group("corporate-proxy"),
@@ -160,6 +161,7 @@ def test_a_wrong_password_is_a_refusal_and_the_origin_sees_nothing() -> None:
             assert (record["error"], record["address"]) == ("upstream-unreachable", "delegated")
             assert record["detail"] == "the upstream proxy does not accept upstream.credential (407)"
         assert office.origin.untouched
+        until(lambda: office.squid.log().count(" 407 CONNECT ") >= 2, what="Squid's own record")
         assert office.squid.log().count(" 407 CONNECT ") == 2
         assert said_nowhere(office)
 
@@ -218,7 +220,8 @@ def test_a_plain_request_goes_through_the_inspecting_proxy(office: Office) -> No
     assert request.values("proxy-authorization") == []
     record = office.outcome("/plain/through")
     assert (record["address"], record["completed"], office.intents("/plain/through")) == ("delegated", True, 1)
-    assert f"CONNECT {NAME}:{office.origin.port} {office.squid.user}" in office.squid.log()
+    wanted = f"CONNECT {NAME}:{office.origin.port} {office.squid.user}"
+    until(lambda: wanted in office.squid.log(), what="Squid's own record")
 
 
 def test_a_credentialed_call_goes_through_it_as_well(office: Office) -> None:

@@ -116,8 +116,10 @@ def test_a_credential_goes_along_and_the_list_is_cut_for_its_role(scene: Scene, 
 
 def test_the_records_name_method_and_tool(scene: Scene) -> None:
     """Expect the operation and its arguments in the log, for what passed and what was cut."""
-    scene.ask(scene.events, "get_issue")
-    intents = scene.gateway.records(event="request.intent")
-    assert any("tool=get_issue" in record.get("arguments", ()) for record in intents)
-    handed = [record for record in scene.gateway.records(event="broker.outcome") if record.get("kept")]
-    assert {record["operation"] for record in handed} >= {"events/tools.list"}
+    box, keyed = scene.gateway.sandbox(), scene.gateway.sandbox("keyed")
+    scene.ask(scene.events, "get_issue", box=box)
+    scene.gateway.awaited(
+        where=lambda record: "tool=get_issue" in record["arguments"], event="request.intent", sandbox=box.id
+    )
+    scene.ask(scene.events, box=keyed)
+    scene.gateway.awaited(event="broker.outcome", sandbox=keyed.id, operation="events/tools.list", kept=True)

@@ -258,7 +258,7 @@ def test_git_lfs_fetches_an_object_from_the_store(scene: Scene, host: str, tmp_p
     assert done.code == 0, done
     assert (tmp_path / "work/large.bin").read_bytes() == CONTENT
     assert scene.store() == [(f"/STORE/{OID}?{SIGNED}", None)]
-    [granted] = scene.gateway.records(
+    [granted] = scene.gateway.awaited(
         event="redirect.granted", sandbox=scene.box.id, operation=f"{host}-lfs/lfs.download"
     )
     assert granted["redirect_host"] == "cdn.test"

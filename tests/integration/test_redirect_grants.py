@@ -210,7 +210,7 @@ def test_what_is_not_declared_is_opened_for_nobody(scene: Scene, case: str, plac
     second = fetch(box, place, "--max-time", "10")
     assert status(second) != 200
     assert [one for one in scene.origin.received if one.header("host") != "files.test"] == []
-    assert scene.gateway.records(event="redirect.granted", sandbox=box.id) == []
+    assert "redirect.granted" not in {record["event"] for record in scene.gateway.settled(sandbox=box.id)}
 
 
 def test_an_operation_without_a_declaration_leads_nowhere(scene: Scene) -> None:
@@ -223,7 +223,7 @@ def test_an_operation_without_a_declaration_leads_nowhere(scene: Scene) -> None:
     assert scene.at("cdn.test") == []
     [outcome] = scene.gateway.awaited(event="broker.outcome", sandbox=box.id)
     assert (outcome["redirect"], outcome["redirect_host"]) == ("undeclared", "cdn.test")
-    [refusal] = scene.gateway.records(event="request.refused", sandbox=box.id)
+    [refusal] = scene.gateway.awaited(event="request.refused", sandbox=box.id)
     told = scene.gateway.exeat("why", refusal["request_id"]).out
     assert f"The answer to {outcome['request_id']} (files/list.read, files.test) led there." in told
 
@@ -370,15 +370,15 @@ def test_a_download_follows_its_redirect_with_an_unmodified_client(scene: Scene)
     assert f"https://cdn.test{fetched.target}" == place
     assert fetched.values("authorization") == []
     assert SECRET not in fetched.raw_head.decode()
-    [granted] = scene.gateway.records(event="redirect.granted", sandbox=box.id)
+    [granted] = scene.gateway.awaited(event="redirect.granted", sandbox=box.id)
     assert (granted["redirect_host"], granted["operation"]) == ("cdn.test", "files/file.read")
-    [handed] = scene.gateway.records(event="request.handoff", sandbox=box.id, host="cdn.test")
-    [intent] = scene.gateway.records(event="broker.intent", sandbox=box.id, host="cdn.test")
+    [handed] = scene.gateway.awaited(event="request.handoff", sandbox=box.id, host="cdn.test")
+    [intent] = scene.gateway.awaited(event="broker.intent", sandbox=box.id, host="cdn.test")
     assert handed["grant"] == intent["grant"] == granted["grant"]
     assert "credential" not in intent
     told = scene.gateway.exeat("why", handed["request_id"])
     assert granted["grant"] in told.out
-    assert "00ff" not in json.dumps(scene.gateway.records(sandbox=box.id))
+    assert "00ff" not in json.dumps(scene.gateway.settled(sandbox=box.id))
 
 
 def test_the_placeholder_that_a_client_keeps_goes_no_further(scene: Scene) -> None:
@@ -389,7 +389,7 @@ def test_the_placeholder_that_a_client_keeps_goes_no_further(scene: Scene) -> No
     assert status(fetch(box, place, *authority(box))) == 200
     [fetched] = [one for one in scene.origin.received if one.header("host") == "cdn.test"]
     assert fetched.values("authorization") == []
-    [handed] = scene.gateway.records(event="request.handoff", sandbox=box.id, host="cdn.test")
+    [handed] = scene.gateway.awaited(event="request.handoff", sandbox=box.id, host="cdn.test")
     assert "authorization" in handed["dropped_headers"]
 
 

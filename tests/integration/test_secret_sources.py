@@ -170,10 +170,8 @@ def test_sync_takes_up_a_new_value_before_its_time(scene: Scene) -> None:
     assert [item.values("x-api-key") for item in scene.origin.received] == [[FIRST], [FIRST], [SECOND]]
     intents = scene.gateway.awaited(event="broker.intent", host="helped.test", path="/3")
     assert intents[0]["fingerprint"] == synced[0]["fingerprint"]
-    fetched = scene.gateway.records(event="secret.fetched")
-    assert synced[0]["fingerprint"] in {record["fingerprint"] for record in fetched}
-    actions = [record for record in scene.gateway.records(event="admin.action") if record["action"] == "secret.synced"]
-    assert actions
+    assert scene.gateway.awaited(event="secret.fetched", fingerprint=synced[0]["fingerprint"])
+    assert scene.gateway.awaited(event="admin.action", action="secret.synced")
     written = json.dumps(scene.gateway.records())
     for value in (FIRST, SECOND, PASSED):
         assert value not in written
