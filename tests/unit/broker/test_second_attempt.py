@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from broker.sources.base import Document, SourceError
+from broker.vault.open import _repeatable
 from broker.vault.opened import Opened as VaultOpened
 from broker.vault.opened import Refused
 from rules.secret_references import WHOLE
@@ -19,7 +21,7 @@ from tests.unit.broker.test_supply import NEW, OLD
 from tests.unit.broker.test_supply import Bench as VaultBench
 from tests.unit.broker.test_supply import bench as vault_bench
 from wire.control import Open, Opened, OpenRefused
-from wire.handoff import AnswerEnd, Continue, Refusal
+from wire.handoff import AnswerEnd, BodyPlan, Continue, Refusal
 
 REFUSAL = b'{"error": "of the first attempt"}'
 FIRST, SECOND = b"first-material-0123456789", b"second-material-0123456789"
@@ -229,3 +231,20 @@ async def test_an_executor_opens_again_only_what_was_renewable(shop: VaultBench)
     other.say(Open(id=1, sealed=raw, again=7))
     async with asyncio.timeout(60):
         await other.closed.wait()
+
+
+async def test_what_may_be_repeated(shop: VaultBench) -> None:
+    """Reads whose whole is known (RULINGS 9.7): no write, no body that streams or was judged by its beginning."""
+    box = await shop.rig.sandbox()
+    answer = await shop.call(box)
+    assert isinstance(answer, VaultOpened)
+    permit = answer.permit
+    get, post = statement(shop.rig, box), statement(shop.rig, box, method="POST", body=BodyPlan.judged(b"{}"))
+    assert _repeatable(get, permit)
+    assert _repeatable(post, permit)
+    for effect in ("write", "mint", "execute", "disclose"):
+        assert not _repeatable(get, replace(permit, effect=effect)), effect  # type: ignore[arg-type]
+    for plan in (BodyPlan(), BodyPlan.begun(b"{}", None), BodyPlan(kind="chunked"), BodyPlan(kind="length", length=3)):
+        assert not _repeatable(replace(post, body=plan), permit), plan
+    socket = replace(permit, restrictions=replace(permit.restrictions, websocket=True))
+    assert not _repeatable(get, socket)

@@ -324,3 +324,24 @@ async def test_a_fault_with_a_value_in_a_local_shows_nothing(
     shown = capfd.readouterr().err + str([event.fields for event, _ in shop.rig.journal.events])
     assert "ValueError" in shown
     assert "canary" not in shown
+
+
+async def test_a_lease_is_not_made_to_be_scrubbed(leased: Bench) -> None:
+    """A call with another credential to the same host makes none; one that is in use is in its scrub set."""
+    box = await leased.rig.sandbox()
+    stock: dict[str, object] = {
+        "rule": "agent/stock.read",
+        "operation": "agent/stock.read",
+        "credential": "shop-stock",
+        "target": "/v1/stock/7",
+        "headers": (("Host", "orders.shop.example"),),
+    }
+    answer = await leased.call(box, **stock)
+    assert isinstance(answer, Opened), answer
+    assert answer.scrub == ()
+    assert leased.source.asked == []
+    leased.source.gives = Document(fields={WHOLE: OLD}, lasts=600.0, lease="lease-1")
+    await leased.value(box)
+    again = await leased.call(box, **stock)
+    assert isinstance(again, Opened), again
+    assert [secret.reveal() for secret in again.scrub] == [OLD]

@@ -187,3 +187,14 @@ async def test_a_lease_is_revoked_once(tmp_path: Path, origin: Origin) -> None:
     count = len(server.asked)
     await opened.source.revoke(other)
     assert len(server.asked) == count
+
+
+async def test_a_token_that_was_given_to_us_is_refused_once(tmp_path: Path, origin: Origin) -> None:
+    """We cannot make another one: the answer counts."""
+    made, server = await asking(
+        tmp_path, origin, f"s: {{kind: vault, address: 'https://{HOST}', auth: {{token: 'env:T'}}}}"
+    )
+    server.tokens.clear()
+    with pytest.raises(SourceError, match="source-refused"):
+        await made.value("shop")
+    assert server.asked == ["GET /v1/kv/data/shop"]
