@@ -206,7 +206,9 @@ class Opener:
         # 12 release
         self._still_so(known, active, permit, record, request)
         owner = (sandbox.tenant, sandbox.id)
-        renewable = permit.credential is not None and not again and _repeatable(statement, permit)
+        # A token that an answer brought has no source to be asked again: its client gets another.
+        own = permit.credential is not None and not permit.takes
+        renewable = own and not again and _repeatable(statement, permit)
         return Opened(
             request_id=RequestId(request),
             permit=permit,
@@ -219,7 +221,7 @@ class Opener:
 
     def _renew(self, statement: Statement, permit: Permit, sandbox: Sandbox, record: Fields) -> None:
         """8, the second time: what the upstream refused is dropped, so that step 10 asks its source (RULINGS 9.7)."""
-        if permit.credential is None or not _repeatable(statement, permit):
+        if permit.credential is None or permit.takes or not _repeatable(statement, permit):
             raise _Refuse(_no(statement.request_id, "internal-error"), {**record, "error": "not-renewable"})
         self._supply.reject(permit.credential, (sandbox.tenant, sandbox.id))
 
