@@ -31,7 +31,7 @@ from net.dial import DialError, SocketDialer
 from net.fdchannel import ChannelBroken, FdChannel
 from net.framing import FrameStream
 from net.pool import Pool
-from net.process import BootError, complain, harden, quiet_hooks, read_boot
+from net.process import BootError, complain, harden, keep_in_memory, quiet_hooks, read_boot
 from net.resolve import Lookups, SystemResolver
 from net.stream import open_socket_stream
 from net.turns import CALLS_BESIDES, CALLS_ROOM, Turns
@@ -72,6 +72,7 @@ def main() -> int:
     """Run until told to stop. Exit 0 after a drain, 1 where the vault was lost, 2 where the boot was refused."""
     try:
         harden()
+        keep_in_memory()
         quiet_hooks("executor")
         boot = read_boot(int(sys.argv[1]), Boot)
         return uvloop.run(_Process(boot).run())

@@ -162,6 +162,9 @@ def _first_process(
             os.close(mapping[0])
             if not os.read(mapping[1], 1):
                 raise ConfineError("user namespace: its ids were not mapped")
+        if plan["lock_memory"]:
+            with contextlib.suppress(ValueError, OSError):  # a container may keep even root from it: status says so
+                resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         # Bounding capabilities can be dropped only while CAP_SETPCAP is still held.
         _drop_bounding_set()
         os.setresgid(plan["gid"], plan["gid"], plan["gid"])

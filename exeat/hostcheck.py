@@ -190,10 +190,25 @@ def gateway(status: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("clock", FAILS, why)
     else:
         yield Finding("clock", HOLDS, "not behind what is on record")
+    yield swap(memory_locked=bool(status["memory_locked"]))
     if status["shared_uid"]:
         yield Finding("separation", FAILS, "none: all processes run as one user (--danger-shared-uid)")
     else:
         yield Finding("separation", HOLDS, "each process is a principal of its own")
+
+
+def swap(*, memory_locked: bool, table: Path = Path("/proc/swaps")) -> Finding:
+    """Whether secrets in memory can reach a disk: there is no swap, or the vault is kept out of it."""
+    try:
+        areas = [line.split()[0] for line in table.read_text().splitlines()[1:] if line]
+    except OSError:
+        return Finding("swap", UNKNOWN, f"{table} cannot be read")
+    if not areas:
+        return Finding("swap", HOLDS, "none on this machine")
+    if memory_locked:
+        return Finding("swap", HOLDS, "vault and executors are kept out of it")
+    why = "what vault and executors hold may be swapped out: start as root or with LimitMEMLOCK=infinity, or encrypt it"
+    return Finding("swap", FAILS, f"{', '.join(areas)}: {why}")
 
 
 def certificate(file: Path, now: float) -> Finding:

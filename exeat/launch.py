@@ -69,6 +69,8 @@ class Plan:
     hold: bool = False
     """Everything stands, but the program is not started before `Confined.release`."""
     umask: int = 0o077
+    lock_memory: bool = False
+    """It may keep its memory out of swap; root alone can give that."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -518,6 +518,7 @@ class Supervisor:
             network=kind == "adapter",  # all it needs are the sockets it is given
             isolate=kind in ("worker", "executor", "adapter"),
             pass_fds=keep,
+            lock_memory=self._root and kind in ("vault", "executor"),
         )
         try:
             return launch(plan).process

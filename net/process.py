@@ -1,6 +1,7 @@
 """The first lines of every child process: harden, read the boot document, and a voice for its own faults.
 
     harden()                 before anything else: not dumpable, no new privileges, no core
+    keep_in_memory()         for those that hold secrets: no swap, where that is permitted
     boot = read_boot(fd, Boot)   one JSON object from an inherited descriptor, into a strict dataclass
     complain(...)            one line on stderr: never a local variable, never foreign exception text
 
@@ -27,6 +28,7 @@ MAX_BOOT = 1 << 20
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
+_MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 
 
 class BootError(Exception):
@@ -43,6 +45,18 @@ def harden() -> None:
         if libc.prctl(option, value, 0, 0, 0) != 0:
             raise BootError("the kernel refused to harden the process")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def keep_in_memory() -> bool:
+    """Keep every page of this process, now and later, out of swap (mlockall(2)); False where that is not permitted.
+
+    Only where no limit is set on locked memory: under a limit a later allocation would fail instead. Pages are locked
+    as they are touched, so that nothing is read in that nobody uses.
+    """
+    if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] != resource.RLIM_INFINITY:
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.mlockall(_MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT) == 0)
 
 
 def read_boot[T](fd: int, boot: type[T]) -> T:

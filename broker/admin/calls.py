@@ -315,6 +315,7 @@ async def status_call(request: web.Request) -> web.Response:
             "store": {"generation": vault.store.generation, "digest": vault.store.digest},
             "clock_behind": vault.clock.behind(),
             "shared_uid": vault.boot.danger_shared_uid,
+            "memory_locked": vault.memory_locked,
         }
     )
 

@@ -21,7 +21,7 @@ from broker.vault.boot import Boot, check_boot
 from broker.vault.listen import listen_for_processes
 from broker.vault.report import report
 from broker.vault.start import open_vault
-from net.process import BootError, complain, harden, quiet_hooks, read_boot
+from net.process import BootError, complain, harden, keep_in_memory, quiet_hooks, read_boot
 from state.errors import StateError
 
 NAME = "vault"
@@ -35,6 +35,7 @@ def main(argv: list[str]) -> int:
     try:
         harden()
         os.umask(0o077)
+        locked = keep_in_memory()
         boot = read_boot(int(argv[0]), Boot)
     except (BootError, ValueError, IndexError, OSError) as error:
         detail = str(error) if isinstance(error, BootError) else "the only argument is a descriptor number"
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
         return 2
     try:
         check_boot(boot)
-        asyncio.run(_run(boot))
+        asyncio.run(_run(boot, locked=locked))
     except (BrokerError, StateError) as error:
         remedy = error.remedy if isinstance(error, BrokerError) else ""
         line: dict[str, Any] = {"error": error.code, "detail": error.detail, "remedy": remedy}
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-async def _run(boot: Boot) -> None:
+async def _run(boot: Boot, *, locked: bool) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_on_loop_fault)
     if boot.auditor_fd is not None:
@@ -73,6 +74,7 @@ async def _run(boot: Boot) -> None:
         except OSError:
             raise AuditUnavailable("the auditor cannot be reached") from None
     vault = open_vault(boot, journal)
+    vault.memory_locked = locked
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, vault.stop)
     try:

@@ -99,6 +99,8 @@ class Vault:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self.lost: list[str] = []
+        self.memory_locked = False
+        """Whether this process is kept out of swap (net.process.keep_in_memory)."""
         self.started_at = clock.wall()
         self.grants = GrantOffice(
             clock=clock, fleet=self.fleet, journal=journal, random=random, within=boot.acknowledge_within

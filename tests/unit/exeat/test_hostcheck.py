@@ -18,6 +18,7 @@ WELL: dict[str, Any] = {
     "policy": {"digest": "d" * 64, "rejected": None},
     "clock_behind": False,
     "shared_uid": False,
+    "memory_locked": False,
 }
 
 
@@ -85,3 +86,14 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(hostcheck, "RESERVE_BYTES", 1 << 62)
     (found,) = hostcheck.disk(tmp_path / "log")
     assert "everything is refused until" in found.why
+
+
+@pytest.mark.parametrize(
+    ("areas", "locked", "state"),
+    [("/dev/sda2 partition 1 0 -2\n", False, FAILS), ("/dev/sda2 partition 1 0 -2\n", True, HOLDS), ("", False, HOLDS)],
+)
+def test_swap_is_named_where_secrets_may_reach_it(tmp_path: Path, areas: str, locked: bool, state: str) -> None:
+    """A swap area is a finding unless what holds secrets is kept out of it."""
+    table = tmp_path / "swaps"
+    table.write_text("Filename Type Size Used Priority\n" + areas)
+    assert hostcheck.swap(memory_locked=locked, table=table).state == state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -147,3 +148,30 @@ def test_a_hardened_child_is_unreadable_and_tells_no_values() -> None:
     assert "RuntimeError" in done.stderr
     assert "canary-value" not in done.stderr
     assert "deep" not in done.stderr
+
+
+LOCKED = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+limit = int(sys.argv[2])
+try:
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+except ValueError:
+    sys.exit("not permitted")
+from net.process import keep_in_memory
+kept = keep_in_memory()
+locked = [line for line in open("/proc/self/status") if line.startswith("VmLck")][0].split()[1]
+print(kept, int(locked) > 0)
+"""
+
+
+@pytest.mark.parametrize(("limit", "said"), [(1 << 20, "False False"), (resource.RLIM_INFINITY, "True True")])
+def test_memory_is_locked_only_where_there_is_no_limit(limit: int, said: str) -> None:
+    """Under a limit nothing is locked, since a later allocation would fail; without one everything is."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", LOCKED, root, str(limit)], capture_output=True, text=True, timeout=30, check=False
+    )
+    if limit == resource.RLIM_INFINITY and done.stderr.strip() == "not permitted":
+        pytest.skip("this machine does not let the limit be raised")
+    assert done.stdout.strip() == said, done.stderr
