@@ -133,8 +133,8 @@ class Measured:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("abuses", nargs="*", help=f"which (default: all): {', '.join(ABUSES)}")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="odd, so that the median is one of them")
+    parser.add_argument("--seconds", type=float, default=2.5, help="of each measurement")
     parser.add_argument("--realtime", action="store_true", help="as root: before all that others run here")
     parser.add_argument("--no-write", action="store_true", help="print the table, leave the page alone")
     options = parser.parse_args()
