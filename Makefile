@@ -36,10 +36,8 @@ types: setup  ## only types
 imports: setup  ## only the import contracts
 	@.venv/bin/lint-imports --no-cache > .venv/imports.txt 2>&1 || { cat .venv/imports.txt; exit 1; }
 
-# A quarter of the examples of each property, unless a profile is named (a CI does); `make test` plays all. The stores
-# and logs of the tests lie in memory where there is a folder for that, so that nobody waits for a disk.
+# A quarter of the examples of each property, unless a profile is named (a CI does); `make test` plays all.
 unit: export HYPOTHESIS_PROFILE ?= quick
-unit: export PYTEST_DEBUG_TEMPROOT ?= $(shell test -w /dev/shm && ! grep -q ' /dev/shm .*noexec' /proc/mounts && echo /dev/shm)
 unit: setup  ## only unit, invariants, architecture, docs
 	@$(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow' tests/unit tests/invariants tests/architecture tests/docs
 
