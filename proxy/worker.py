@@ -77,6 +77,7 @@ from rules.decision import TunnelPermit
 from rules.facts import TunnelFacts
 from rules.lookup import name_exists
 from rules.names import OWN_NAME, Host, Owner, SandboxId
+from rules.stubs import has_stub
 from wire.control import MAX_FROM_VAULT, Claim, Cut, Grants
 from wire.dns import Unknown
 from wire.probe import MARK
@@ -297,7 +298,9 @@ class Room:
             raise Unknown
         now, box = self.clock.wall(), registered.sandbox
         granted = snapshot.grants.at((box.tenant, box.id), host, 443, now) is not None
-        return granted or name_exists(snapshot.policy, box, host, now)
+        if granted or has_stub(snapshot.policy, registered.placeholders, host):
+            return True
+        return name_exists(snapshot.policy, box, host, now)
 
     def _pooled_allowed(self, snapshot: Snapshot, key: PoolKey) -> bool:
         registered = snapshot.sandboxes.get(SandboxId(key.target.sandbox))

@@ -79,6 +79,11 @@ def leads_to_stub(policy: Policy, names: Mapping[str, bytes], host: Host, port: 
     return any(place.host == host and place.port == port for stub in _stubs(policy, names) for place in _places(stub))
 
 
+def has_stub(policy: Policy, names: Mapping[str, bytes], host: Host) -> bool:
+    """Whether a stub of the sandbox is at `host`, at whatever port: its name then exists where `dns: strict` says."""
+    return any(place.host == host for stub in _stubs(policy, names) for place in _places(stub))
+
+
 def find_stub(policy: Policy, names: Mapping[str, bytes], facts: RequestFacts) -> tuple[Stub, ...]:
     """The stubs that a request is for: () where it goes its ordinary way."""
     found: list[Stub] = []

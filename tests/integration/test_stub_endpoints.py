@@ -88,6 +88,7 @@ roles:
     allow:
       - {name: s3, host: s3.test, methods: [GET], paths: ["/**"], query: any, credential: task}
   compute:
+    dns: strict
     allow:
       - {name: storage, host: storage.test, methods: [GET], paths: ["/**"], credential: compute}
   other:
@@ -258,7 +259,7 @@ def test_google_auth_with_a_throw_away_key_file(scene: Scene, tmp_path: Path) ->
     done = scene.python(box, GOOGLE, str(file), f"https://storage.test:{scene.api.port}/b/o")
     assert done.out == "done\n", done.err
     assert scene.stubbed(box) == ["google-token"]
-    assert scene.api.received[-1].header("authorization") == f"Bearer {scene.google.given[-1]}"
+    assert (scene.api.received[-1].header("authorization") or "").removeprefix("Bearer ") in scene.google.given
 
 
 def test_google_auth_on_what_looks_like_a_compute_engine(scene: Scene) -> None:
@@ -267,7 +268,7 @@ def test_google_auth_on_what_looks_like_a_compute_engine(scene: Scene) -> None:
     done = scene.python(box, COMPUTE, f"https://storage.test:{scene.api.port}/b/o")
     assert done.out == "done\n", done.err
     assert set(scene.stubbed(box)) == {"gce-metadata"}
-    assert scene.api.received[-1].header("authorization") == f"Bearer {scene.google.given[-1]}"
+    assert (scene.api.received[-1].header("authorization") or "").removeprefix("Bearer ") in scene.google.given
     without = box.curl("-i", METADATA[2])
     assert without.out.startswith("HTTP/1.1 403")
     assert "ya29" not in without.out

@@ -16,7 +16,7 @@ from rules.facts import RequestFacts, Sandbox
 from rules.names import CredentialRef, Host
 from rules.placeholders import find, make
 from rules.policy import CredentialDef, PlaceholderSpec, Policy
-from rules.stubs import StubAnswer, answer, environment, find_stub, leads_to_stub, seed
+from rules.stubs import StubAnswer, answer, environment, find_stub, has_stub, leads_to_stub, seed
 
 KEY = b"k" * 32
 NOW = 1_800_000_000.0
@@ -84,6 +84,18 @@ def test_no_stub_where_none_was_asked_for_or_given() -> None:
     assert not leads_to_stub(policy(OAUTH), {}, Host("t.test"), 443)
     assert leads_to_stub(policy(OAUTH), names(OAUTH), Host("t.test"), 443)
     assert not leads_to_stub(policy(OAUTH), names(OAUTH), Host("t.test"), 8443)
+
+
+def test_a_name_exists_for_its_stub_and_for_no_other_sandbox() -> None:
+    """Where `dns: strict` hides names, SDKs still find the places that are answered by us."""
+    for definition, name in (
+        (OAUTH, "t.test"),
+        (GOOGLE, "metadata.google.internal"),
+        (GOOGLE, "oauth2.googleapis.com"),
+    ):
+        assert has_stub(policy(definition), names(definition), Host(name))
+        assert not has_stub(policy(definition), {}, Host(name))
+    assert not has_stub(policy(OAUTH), names(OAUTH), Host("x.t.test"))
 
 
 @pytest.mark.parametrize(
