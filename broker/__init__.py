@@ -1,4 +1,4 @@
-"""Purpose: vault (holds every secret, decides last), executors (credentialed calls), kinds, sources, exchanges, admin API.
+"""Purpose: vault (holds every secret, decides last), executors (calls), kinds, sources, exchanges, admin API.
 
 May enter: hand-offs, admin calls, upstream answers (executor only).
 Imports: rules, wire, net, audit, state, aiohttp, cryptography.
