@@ -52,7 +52,7 @@ STARTS = 4
 """Tries to start one: on a machine that is too busy to see its own probes a boundary is not proven."""
 LARGEST_HTTP2 = 60_000
 """Bytes of a body that fit a stream's first window; the client here knows no other."""
-ROWS_A_SANDBOX = 20
+ROWS_A_SANDBOX = 40
 """Refusals that come faster than a sandbox's budget are counted together, not one by one (RULINGS 9.2)."""
 _BOUNDARY = {"external": "tests", "reason": "the tests confine nothing"}
 _CREDENTIAL = "corpus"
