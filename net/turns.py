@@ -34,7 +34,7 @@ DEBT_SECONDS: Final = 0.01
 HOG: Final = 0.6
 """The part of all work of late that makes a sandbox the one that the others wait for."""
 NO_HOG: Final = 0.4
-"""The part below which it no longer is."""
+"""The part below which it no longer is, as long as more of it waits than gets its turn."""
 NOTICED: Final = 0.02
 """The part of the time below which nobody is a burden."""
 ROOM: Final = 0.75
@@ -156,8 +156,11 @@ class Turns:
         other_at = self._other_at if owner == self._latest else self._latest_at
         return now - other_at < CONTEST_SECONDS
 
-    def price(self, share: Share, spent: float, now: float) -> float:
-        """Count `spent` seconds of work of `share`; how many seconds have to pass for them. 0: it owes nothing."""
+    def price(self, share: Share, spent: float, now: float, *, more: bool) -> float:
+        """Count `spent` seconds of work of `share`; how many seconds have to pass for them. 0: it owes nothing.
+
+        `more` of it waits already.
+        """
         at, before = self._looked
         self._looked = now, self.processor()
         between = max(self._looked[1] - before, spent) if now - at < CONTEST_SECONDS / 10 else spent
@@ -168,8 +171,8 @@ class Turns:
         mine = share.late.at(now) * besides / LATE_SECONDS
         others = self._measured.at(now) * besides / LATE_SECONDS - mine
         part = mine / ((mine + others) or 1.0)
-        # Two limits, so that of two who are about as busy the one that gives way is not now this one, now that one.
-        share.hog = mine > NOTICED and part > (NO_HOG if share.hog else HOG)
+        # Two limits: one that is held back does less, and is no neighbour like any other while more of it waits.
+        share.hog = mine > NOTICED and part > (NO_HOG if share.hog and more else HOG)
         return spent * besides / self.allowed(others) if share.hog else 0.0
 
     def allowed(self, others: float) -> float:
@@ -247,7 +250,7 @@ class Share:
     def _ended(self) -> None:
         now = self._turns.clock()
         spent = self._turns.processor() - self._started
-        price = self._turns.price(self, spent, now)
+        price = self._turns.price(self, spent, now, more=bool(self._waiting))
         self._free_at = max(self._free_at, now - spent) + price if price else now
         debt = min(self._free_at - now, LONGEST_PAUSE)
         loop = asyncio.get_running_loop()
