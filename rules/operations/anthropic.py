@@ -1,4 +1,7 @@
-"""Anthropic Messages API (version 2023-06-01): inference with text and inline data only (RULINGS 7.6).
+"""Anthropic Messages API: inference with text and inline data only (RULINGS 7.6).
+
+Versions 2023-06-01 and 2026-10-21; the later one takes less of the same (sampling parameters, documents of an
+assistant) and nothing new by itself: https://platform.claude.com/docs/en/api/versioning
 
 Refused by not being named: server tools, MCP servers, containers, URL and file-id sources, context management
 and beta headers that the catalogue does not list. Everything the vendor would do on its own account is out.
