@@ -146,9 +146,9 @@ def check_storage(role: WrittenRole, problems: Problems) -> None:
         if shared is not None:
             with problems.collecting():
                 entry.node.fail(
-                    f"{rule.id}: at {shared.text} anybody can keep things, and read what is sent there; name the bucket "
-                    "as the first segment of each path, use a service that binds it, or let a download lead there "
-                    "(redirects: in a service file)"
+                    f"{rule.id}: at {shared.text} anybody can keep things, and read what is sent there; name the "
+                    "bucket as the first segment of each path, use a service that binds it, or let a download lead "
+                    "there (redirects: in a service file)"
                 )
 
 

@@ -182,7 +182,8 @@ def _check_terms(rule: Rule, selectors: Sequence[str], fields: Mapping[str, Node
             fields["operations"].fail(f"{op.id} gives out authority; name it, operations: [mint] would take all")
         if op.effect == "mint" and "credential" in fields and not op.captures:
             fields["credential"].fail(
-                f"{op.id} answers with authority made from this credential, and its service does not say in which fields"
+                f"{op.id} answers with authority made from this credential, and its service does not say in which "
+                "fields"
             )
 
 

@@ -295,7 +295,7 @@ class GrantAsk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """From an executor: the answer to Open `call` brought these tokens, each good for `seconds` (0: it does not say)."""
+    """From an executor: the answer to Open `call` brought these tokens, each good for `seconds` (0: unsaid)."""
 
     id: int
     call: int

@@ -1,7 +1,7 @@
 """An image pulled by its three hosts: a registry that asks for a token, the realm that gives it, a store of blobs.
 
-Here password, token and signed URL are the client's own, and rules let each pass to its place; how the broker's key makes
-the token is in test_captured_tokens.py.
+Here password, token and signed URL are the client's own, and rules let each pass to its place; how the broker's key
+makes the token is in test_captured_tokens.py.
 """
 
 from __future__ import annotations
