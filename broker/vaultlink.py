@@ -279,7 +279,8 @@ class VaultLink:
 
     async def _install(self, message: Snapshot) -> None:
         try:
-            fresh = await asyncio.to_thread(read_snapshot, message)
+            known = None if self._snapshot is None else self._snapshot.policy
+            fresh = await asyncio.to_thread(read_snapshot, message, known)
         except (DocumentFault, ValueError, KeyError, TypeError) as error:
             complain("executor", "a snapshot could not be used; everything is refused", error)
             self._snapshot = None
@@ -300,15 +301,16 @@ class VaultLink:
         self._send(CutDone(id=message.id, closed=closed))
 
 
-def read_snapshot(message: Snapshot) -> ExecutorSnapshot:
+def read_snapshot(message: Snapshot, known: Policy | None = None) -> ExecutorSnapshot:
     """Return the executor's view of a snapshot document (broker/vault/snapshot.py).
 
+    `known` is reused where its digest is the document's: a new sandbox compiles no policy anew.
     Raises DocumentFault, ValueError, KeyError or TypeError for anything that is not exactly that.
     """
     document: dict[str, Any] = json.loads(message.document)
     if document["generation"] != message.generation:
         raise ValueError("the snapshot names another generation")
-    policy = compile_policy(document["document"])
+    policy = known if known is not None and known.digest == document["digest"] else compile_policy(document["document"])
     if policy.digest != document["digest"]:
         raise ValueError("the snapshot names another policy digest")
     own = document["self"]

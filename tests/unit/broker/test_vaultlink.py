@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +99,14 @@ def test_a_rendered_snapshot_is_read_back() -> None:
     assert read.sandboxes == {("default", "sb_one"): BOX}
     assert read.addresses.listener_ports == {3128}
     assert [str(network) for network in read.addresses.self_addresses] == ["203.0.113.9/32", "10.0.0.0/8"]
+
+
+def test_a_policy_that_is_in_force_is_not_compiled_anew() -> None:
+    """The next snapshot of the same policy takes the compiled one; another digest does not."""
+    known = read_snapshot(snapshot()).policy
+    assert read_snapshot(snapshot(), known).policy is known
+    other = replace(known, digest="0" * 64)
+    assert read_snapshot(snapshot(), other).policy is not other
 
 
 @dataclass

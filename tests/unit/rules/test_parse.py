@@ -223,7 +223,7 @@ BAD_CREDENTIALS = [
     ("{kind: bearer, hosts: [], " + GOOD + "}", "an empty list of hosts", "empty means all?"),
     ("{kind: bearer, " + GOOD + "}", "missing key hosts", "a secret goes only to named hosts"),
     ("{kind: bearer, hosts: ['https://ok.test'], " + GOOD + "}", "without scheme and path", "a URL"),
-    ("{kind: oauth2, hosts: [ok.test], " + GOOD + "}", "'oauth2' is not known here", "not built yet"),
+    ("{kind: ntlm, hosts: [ok.test], " + GOOD + "}", "'ntlm' is not known here", "not built yet"),
     ("{kind: header, hosts: [ok.test], " + GOOD + "}", "needs header:", "where to?"),
     ("{kind: header, header: Host, hosts: [ok.test], " + GOOD + "}", "cannot hold", "not a slot"),
     ("{kind: header, header: Transfer-Encoding, hosts: [ok.test], " + GOOD + "}", "cannot hold", "not a slot"),
