@@ -206,7 +206,7 @@ async def test_a_snapshot_that_cannot_be_read_leaves_none_in_force(
     joined.vault.say(snapshot(2, digest="0" * 64), snapshot(3))
     assert await joined.vault.hear() == Ack(generation=3)
     assert joined.link.snapshot().generation == 3
-    joined.vault.say(snapshot(4, document={}), Cut(id=1, kind="all"))
+    joined.vault.say(snapshot(4, sandboxes=[{}]), Cut(id=1, kind="all"))
     await joined.vault.hear()
     with pytest.raises(VaultUnavailable):
         joined.link.snapshot()
