@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -212,8 +212,13 @@ class Gate:
         decide_seconds: float = DECIDE_SECONDS,
         judging: Aside | None = None,
         pace: RefusalPace | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`judging` is where bodies are judged; by default threads of this gate's own. `pace` says who is frozen."""
+        """`judging` is where bodies are judged; by default threads of this gate's own.
+
+        `pace` says who is frozen, and how late who is refused too often is answered, after `sleep`.
+        """
+        self._sleep = sleep
         self._pace = pace or RefusalPace(table, clock)
         self._judging = judging or Aside("judging")
         self._directory = directory
@@ -688,6 +693,8 @@ class Gate:
         )
         if sandbox is not None:
             self._remember(sandbox, refuse, facts, tunnel)
+            if event == "request.refused" and (late := self._pace.late((sandbox.tenant, sandbox.id))):
+                await self._sleep(late)
         return refuse
 
     def failed(self, passage: Forward | Handoff | Tunnelled, reason: str) -> Refuse:

@@ -3,8 +3,9 @@
     Connections      per listener and source before identity is known, per sandbox after (RULINGS 2.6)
     Budgets          RULINGS 4.7: what an allowed request may still carry out in an hour
     HeldBodies       bytes of bodies that are judged whole, until their requests are over
-    RefusalPace      50 refusals a second are answered at once; beyond, the connection is closed (RULINGS 9.2), and a
-                     sandbox that goes on so for FLOOD_SECONDS is frozen: everything is refused it for a while
+    RefusalPace      50 refusals a second are answered at once; beyond, refused requests are answered late and refused
+                     connections closed (RULINGS 9.2), and a sandbox that goes on so for FLOOD_SECONDS is frozen:
+                     everything is refused it for a while
     RefusalLeaves    20 a minute, 200 in all: certificates that only carry a refusal (RULINGS 5.6)
 
 Counted per worker with finite defaults; every key starts with (tenant, sandbox). Where there are several workers each
@@ -48,6 +49,8 @@ class LimitTable:
     forwarded_header_bytes: int = 32 * 1024
     """Names and values that pass on a plain rule, after stripping (RULINGS 4.3)."""
     refusals_per_second: int = 50
+    latest_refusal_seconds: float = 5.0
+    """How late a refused request is answered at most, once there are more in a second."""
     flood_seconds: int = 10
     """Seconds in a row with more refusals than that, after which the sandbox is frozen."""
     frozen_seconds: int = 60
@@ -365,6 +368,8 @@ class _Pace:
     count: int = 0
     flooded: int = 0
     frozen_until: float = 0.0
+    due: float = 0.0
+    """Boot time at which the next refusal of a request is due, were they evenly spaced."""
 
 
 class RefusalPace:
@@ -396,6 +401,22 @@ class RefusalPace:
             pace.frozen_until, pace.flooded = now + self._table.frozen_seconds, 0
             self._on_frozen(key, "", "refusals", self._table.frozen_seconds)
         return pace.count <= self._table.refusals_per_second
+
+    def late(self, key: tuple[str, str]) -> float:
+        """Seconds that one more refused request of `key` is answered late: 0 for as many at once as a second may have.
+
+        So a connection that is refused again and again is neither worth its answers nor closed, which would only bring
+        another handshake.
+        """
+        now = self._clock.boot()
+        pace = self._paces.get(key)
+        if pace is None:
+            if len(self._paces) >= self._table.sandboxes:
+                return self._table.latest_refusal_seconds
+            pace = self._paces[key] = _Pace(int(now))
+        due = max(pace.due, now) + 1.0 / self._table.refusals_per_second
+        pace.due = min(due, now + 1.0 + self._table.latest_refusal_seconds)
+        return max(0.0, pace.due - now - 1.0)
 
     def frozen(self, key: tuple[str, str]) -> bool:
         """True while everything is refused to `key` because it flooded."""

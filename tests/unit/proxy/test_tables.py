@@ -188,6 +188,19 @@ def test_refusals_beyond_the_pace_are_told_apart() -> None:
     assert pace.within(("t", "a"))
 
 
+def test_refused_requests_beyond_a_seconds_worth_are_answered_late() -> None:
+    """They are spaced to the pace, at most five seconds late; a neighbour waits for nothing, nor does a later time."""
+    clock = ManualClock()
+    pace = RefusalPace(LimitTable(refusals_per_second=2), clock)
+    assert [pace.late(("t", "a")) for _ in range(4)] == [0.0, 0.0, 0.5, 1.0]
+    assert [pace.late(("t", "a")) for _ in range(20)][-1] == 5.0
+    assert pace.late(("t", "b")) == 0.0
+    clock.advance(6)
+    assert [pace.late(("t", "a")) for _ in range(3)] == [0.0, 0.0, 0.5]
+    full = RefusalPace(LimitTable(refusals_per_second=2, sandboxes=1), clock)
+    assert [full.late(("t", "a")), full.late(("t", "b"))] == [0.0, 5.0]
+
+
 class Told:
     """What was said to be frozen."""
 
