@@ -139,7 +139,7 @@ ROWS: list[tuple[str, str, Break, list[str]]] = [
     ("a damaged store", "state/vault/store.json", lambda p: p.write_bytes(p.read_bytes()[:-40]),
      ["the store file is damaged", "restore store.json"]),
     ("a store that others may read", "state/vault/store.json", lambda p: p.chmod(0o644), ["mode 0600", "chmod 600"]),
-    ("a store that is gone", "state/vault/store.json", Path.unlink, ["the last recorded one is", "newest copy"]),
+    ("a store that is gone", "state/vault/store.json", Path.unlink, ["the last recorded one is", "newest backup"]),
     ("a damaged database", "state/vault/state.sqlite", lambda p: p.write_bytes(b"garbage " * 512), ["state", "backup"]),
     ("a vault folder that others enter", "state/vault", lambda p: p.chmod(0o755), ["loose permissions", "chmod 700"]),
     ("a state folder that others may change", "state", lambda p: p.chmod(0o777), ["loose permissions", "chmod 711"]),
