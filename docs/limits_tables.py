@@ -277,7 +277,7 @@ def bounds() -> tuple[tuple[str, str], ...]:
             f"the first {log.REFUSALS_A_SECOND} a second singly, then one summary a second, also of those before "
             f"identity; {t.flood_seconds} seconds in a row beyond that freeze the sandbox for "
             f"{seconds(t.frozen_seconds)}; refused requests beyond {t.refusals_per_second} a second are answered up to "
-            f"{seconds(t.latest_refusal_seconds)} late",
+            f"{seconds(t.latest_seconds)} late, and so are tunnels after as many that no request came through",
         ),
         (
             "calls through the broker at a time",

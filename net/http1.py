@@ -73,6 +73,11 @@ class ServerConnection:
         self._left = 0
         self._continued = False
 
+    @property
+    def used(self) -> bool:
+        """Whether a request came over it."""
+        return self._heads > 0
+
     async def next_head(self) -> RequestHead | None:
         """The next request head; None when the client ended the connection cleanly or it must not be used again.
 

@@ -34,7 +34,7 @@ from proxy.identity import Identified, NotIdentified, identify, same_identity
 from proxy.lanes.http1 import Http1Lane, Visit
 from proxy.lanes.mitm import MitmLane
 from proxy.lanes.tunnel import TunnelLane
-from proxy.limits import Connections, LimitTable, RefusalLeaves, RefusalPace, Slot
+from proxy.limits import Connections, LimitTable, RefusalLeaves, RefusalPace, Slot, Spaced
 from proxy.liveset import connection_key, tunnel_key
 from proxy.ports import Channel, Clock, Directory, DirectoryUnavailable, LiveSet
 from proxy.records import Seen
@@ -124,6 +124,7 @@ class FrontDoor:
         self._leaf_budget = leaf_budget
         self._connections = connections
         self._pace = pace
+        self._unused = Spaced(table, clock)
         self._live = live
         self._table = table
         self.names = names
@@ -287,6 +288,7 @@ class FrontDoor:
             if self._for_a_stub(found, facts):
                 await self._ours_inside(stream, found, facts, seen)
                 return
+            await self._wait_for_unused(found)
             verdict = await self._gate.tunnel(found, facts, seen)
             if isinstance(verdict, Refuse):
                 await self._deny_inside(stream, found, facts, verdict, clear_too=True)
@@ -321,6 +323,7 @@ class FrontDoor:
             stream.write(ESTABLISHED)
             await self._ours_inside(stream, who, facts, seen)
             return
+        await self._wait_for_unused(who)
         verdict = await self._gate.tunnel(who, facts, seen)
         if isinstance(verdict, Refuse):
             await self._deny(connection, who, facts, verdict)
@@ -328,6 +331,11 @@ class FrontDoor:
         stream = connection.detach()
         stream.write(ESTABLISHED)
         await self._open(stream, verdict)
+
+    async def _wait_for_unused(self, who: Identified) -> None:
+        """Who shook hands for nothing too often waits with the next tunnel: nobody else pays for handshakes."""
+        if late := self._unused.behind((who.sandbox.tenant, who.sandbox.id)):
+            await asyncio.sleep(late)
 
     async def _open(self, stream: ByteStream, verdict: Admitted, *, captured: bool = False) -> None:
         """Serve what may exist, and cut it when it no longer may."""
@@ -384,6 +392,7 @@ class FrontDoor:
             return
         tls = await self._handshake(stream, peeked, who, facts, seen, ("h2",) if http2 else HTTP1_ONLY)
         if tls is None:
+            self._unused.count((who.sandbox.tenant, who.sandbox.id))
             return
         if http2:
             seen = replace(seen, lane="mitm")
@@ -398,6 +407,8 @@ class FrontDoor:
             seen=replace(seen, lane="http1"),
         )
         await self._lane.serve(visit)
+        if not visit.connection.used:
+            self._unused.count((who.sandbox.tenant, who.sandbox.id))
 
     def _for_a_stub(self, who: Identified, facts: TunnelFacts) -> bool:
         """Whether a connection may exist for a stub's sake alone: policy permits none of which we see the inside."""

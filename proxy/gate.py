@@ -33,7 +33,7 @@ from audit.journal import AuditUnavailable, Journal
 from net.aside import Aside, Busy
 from proxy import records
 from proxy.identity import Identified, current
-from proxy.limits import BodyShare, Budgets, HeldBodies, LimitTable, RefusalPace
+from proxy.limits import BodyShare, Budgets, HeldBodies, LimitTable, RefusalPace, Spaced
 from proxy.ports import Channel, Clock, Directory, DirectoryUnavailable, RandomBytes, Registered, Snapshot
 from proxy.recent import RecentRefusals, RefusalNote
 from proxy.records import Outcome, Seen
@@ -216,9 +216,10 @@ class Gate:
     ) -> None:
         """`judging` is where bodies are judged; by default threads of this gate's own.
 
-        `pace` says who is frozen, and how late who is refused too often is answered, after `sleep`.
+        `pace` says who is frozen; who is refused too often is answered late, after `sleep`.
         """
         self._sleep = sleep
+        self._refused = Spaced(table, clock)
         self._pace = pace or RefusalPace(table, clock)
         self._judging = judging or Aside("judging")
         self._directory = directory
@@ -693,7 +694,7 @@ class Gate:
         )
         if sandbox is not None:
             self._remember(sandbox, refuse, facts, tunnel)
-            if event == "request.refused" and (late := self._pace.late((sandbox.tenant, sandbox.id))):
+            if event == "request.refused" and (late := self._refused.count((sandbox.tenant, sandbox.id))):
                 await self._sleep(late)
         return refuse
 

@@ -3,9 +3,9 @@
     Connections      per listener and source before identity is known, per sandbox after (RULINGS 2.6)
     Budgets          RULINGS 4.7: what an allowed request may still carry out in an hour
     HeldBodies       bytes of bodies that are judged whole, until their requests are over
-    RefusalPace      50 refusals a second are answered at once; beyond, refused requests are answered late and refused
-                     connections closed (RULINGS 9.2), and a sandbox that goes on so for FLOOD_SECONDS is frozen:
-                     everything is refused it for a while
+    RefusalPace      50 refusals a second are answered at once; beyond, the connection is closed (RULINGS 9.2), and a
+                     sandbox that goes on so for FLOOD_SECONDS is frozen: everything is refused it for a while
+    Spaced           refused requests, and tunnels after unused ones, beyond 50 a second: they come late
     RefusalLeaves    20 a minute, 200 in all: certificates that only carry a refusal (RULINGS 5.6)
 
 Counted per worker with finite defaults; every key starts with (tenant, sandbox). Where there are several workers each
@@ -49,8 +49,8 @@ class LimitTable:
     forwarded_header_bytes: int = 32 * 1024
     """Names and values that pass on a plain rule, after stripping (RULINGS 4.3)."""
     refusals_per_second: int = 50
-    latest_refusal_seconds: float = 5.0
-    """How late a refused request is answered at most, once there are more in a second."""
+    latest_seconds: float = 5.0
+    """How late a refused request is answered at most, or a tunnel opened after unused ones, beyond as many a second."""
     flood_seconds: int = 10
     """Seconds in a row with more refusals than that, after which the sandbox is frozen."""
     frozen_seconds: int = 60
@@ -368,8 +368,6 @@ class _Pace:
     count: int = 0
     flooded: int = 0
     frozen_until: float = 0.0
-    due: float = 0.0
-    """Boot time at which the next refusal of a request is due, were they evenly spaced."""
 
 
 class RefusalPace:
@@ -402,22 +400,6 @@ class RefusalPace:
             self._on_frozen(key, "", "refusals", self._table.frozen_seconds)
         return pace.count <= self._table.refusals_per_second
 
-    def late(self, key: tuple[str, str]) -> float:
-        """Seconds that one more refused request of `key` is answered late: 0 for as many at once as a second may have.
-
-        So a connection that is refused again and again is neither worth its answers nor closed, which would only bring
-        another handshake.
-        """
-        now = self._clock.boot()
-        pace = self._paces.get(key)
-        if pace is None:
-            if len(self._paces) >= self._table.sandboxes:
-                return self._table.latest_refusal_seconds
-            pace = self._paces[key] = _Pace(int(now))
-        due = max(pace.due, now) + 1.0 / self._table.refusals_per_second
-        pace.due = min(due, now + 1.0 + self._table.latest_refusal_seconds)
-        return max(0.0, pace.due - now - 1.0)
-
     def frozen(self, key: tuple[str, str]) -> bool:
         """True while everything is refused to `key` because it flooded."""
         pace = self._paces.get(key)
@@ -426,6 +408,35 @@ class RefusalPace:
     def forget(self, tenant: str, sandbox: str) -> None:
         """The sandbox ended, or was thawed."""
         self._paces.pop((tenant, sandbox), None)
+
+
+class Spaced:
+    """What one sandbox does too often is done late: as many at once as a second may have, then evenly spaced.
+
+    So a connection that is refused again and again is neither worth its answers nor closed, which would only bring
+    another handshake; and one that shook hands for nothing has the next ones wait.
+    """
+
+    def __init__(self, table: LimitTable, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+        self._due: dict[tuple[str, str], float] = {}
+        """Boot time at which the next one would be due, had they been spaced from the first."""
+
+    def count(self, key: tuple[str, str]) -> float:
+        """One more; returns how many seconds late it is."""
+        now, latest = self._clock.boot(), self._table.latest_seconds
+        if key not in self._due and len(self._due) >= self._table.sandboxes:
+            self._due = {known: due for known, due in self._due.items() if due > now}
+            if len(self._due) >= self._table.sandboxes:
+                return latest
+        due = max(self._due.get(key, now), now) + 1.0 / self._table.refusals_per_second
+        self._due[key] = min(due, now + 1.0 + latest)
+        return self.behind(key)
+
+    def behind(self, key: tuple[str, str]) -> float:
+        """How many seconds late one is that came now, 0 to `latest_seconds`; it is not counted."""
+        return max(0.0, self._due.get(key, 0.0) - self._clock.boot() - 1.0)
 
 
 class RefusalLeaves:

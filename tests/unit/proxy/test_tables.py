@@ -11,7 +11,7 @@ import pytest
 
 from proxy.directory import SnapshotDirectory, SnapshotInvalid, read_snapshot
 from proxy.identity import Identified, identify, same_identity
-from proxy.limits import DIVIDED, REGISTRIES, Budgets, Connections, LimitTable, RefusalLeaves, RefusalPace
+from proxy.limits import DIVIDED, REGISTRIES, Budgets, Connections, LimitTable, RefusalLeaves, RefusalPace, Spaced
 from proxy.liveset import Live
 from proxy.ports import Directory, DirectoryUnavailable, LiveKey
 from proxy.recent import PER_SANDBOX, RecentRefusals, RefusalNote
@@ -188,17 +188,20 @@ def test_refusals_beyond_the_pace_are_told_apart() -> None:
     assert pace.within(("t", "a"))
 
 
-def test_refused_requests_beyond_a_seconds_worth_are_answered_late() -> None:
-    """They are spaced to the pace, at most five seconds late; a neighbour waits for nothing, nor does a later time."""
+def test_what_is_done_too_often_is_done_late() -> None:
+    """Beyond a second's worth it is spaced, five seconds late at most; a neighbour does not wait, nor a later time."""
     clock = ManualClock()
-    pace = RefusalPace(LimitTable(refusals_per_second=2), clock)
-    assert [pace.late(("t", "a")) for _ in range(4)] == [0.0, 0.0, 0.5, 1.0]
-    assert [pace.late(("t", "a")) for _ in range(20)][-1] == 5.0
-    assert pace.late(("t", "b")) == 0.0
+    spaced = Spaced(LimitTable(refusals_per_second=2), clock)
+    assert [spaced.count(("t", "a")) for _ in range(4)] == [0.0, 0.0, 0.5, 1.0]
+    assert [spaced.behind(("t", "a")) for _ in range(2)] == [1.0, 1.0]
+    assert [spaced.count(("t", "a")) for _ in range(20)][-1] == 5.0
+    assert (spaced.behind(("t", "b")), spaced.count(("t", "b"))) == (0.0, 0.0)
     clock.advance(6)
-    assert [pace.late(("t", "a")) for _ in range(3)] == [0.0, 0.0, 0.5]
-    full = RefusalPace(LimitTable(refusals_per_second=2, sandboxes=1), clock)
-    assert [full.late(("t", "a")), full.late(("t", "b"))] == [0.0, 5.0]
+    assert [spaced.count(("t", "a")) for _ in range(3)] == [0.0, 0.0, 0.5]
+    full = Spaced(LimitTable(refusals_per_second=2, sandboxes=1), clock)
+    assert [full.count(("t", "a")), full.count(("t", "b"))] == [0.0, 5.0]
+    clock.advance(1)
+    assert full.count(("t", "b")) == 0.0
 
 
 class Told:
