@@ -12,6 +12,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from rules.credential_slots import NOT_SLOT_PREFIXES, NOT_SLOTS
 from rules.names import Destination
 from rules.policy import CredentialDef, Operation, PlaceholderSpec, Rule, Slot
 
@@ -35,7 +36,12 @@ def check_fields(fields: tuple[str, ...]) -> None:
 
 def check_taking(takes: str) -> None:
     """Raise ValueError unless `takes` is `bearer` or the lower-case name of a header."""
-    if not _HEADER.match(takes) or takes in ("host", "cookie", "authorization", "connection", "content-length"):
+    if (
+        not _HEADER.match(takes)
+        or takes == "authorization"
+        or takes in NOT_SLOTS
+        or takes.startswith(NOT_SLOT_PREFIXES)
+    ):
         raise ValueError("takes: bearer, or the name of the header that the token stands in")
 
 

@@ -1,6 +1,7 @@
 """What takes two rules or two files to see: contradictions, unenforced credentials, conflicts. All are load errors.
 
-1. A credential goes only where its own file binds it: every host and port of a rule that uses it, over TLS (T24).
+1. A credential goes only where its own file binds it: every host and port of a rule that uses it, over TLS (T24). So
+   do tokens that its calls bring, unless the built-in catalogue says where they go: a service file is policy's.
 2. Every host that a credential is bound to is covered by a rule that uses it (I17, B100).
 3. One place, one lane: a tunnel allows no other rule for its host and port, and protocols do not mix (RULINGS 3.2).
    Nor may a deny rule name operations there: nobody would see them.
@@ -17,7 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rules.captured import takes_of
+from rules.catalogue import builtin_services
 from rules.credentials_file import WrittenCredential
+from rules.denials import service_of
 from rules.names import Destination, Host
 from rules.policy import CredentialDef, HostPattern, Operation, Rule
 from rules.policy_file import WrittenRole, WrittenRule
@@ -72,8 +75,8 @@ def _check_use(
         known = ", ".join(sorted(credentials)) or "none"
         node.fail(f"{rule.id}: credentials.yaml has no credential {rule.credential}; known: {known}")
     for op in rule.operations:
-        if takes_of(rule, op):  # only a captured token goes there, and only where this rule lets it
-            continue
+        if takes_of(rule, op) and service_of(op) in builtin_services():
+            continue  # only a captured token goes there, and who says where is the catalogue, not an editor of policy
         for pattern in op.hosts:
             if pattern.kind == "template" and op.scheme == "https":
                 # The credential's own exact hosts decide which of them it goes to; every other call is refused.

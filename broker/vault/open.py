@@ -340,7 +340,9 @@ class Opener:
         if permit.credential is None:
             return ()
         for other in usable_credentials(active.policy, sandbox.role):
-            if other.name == permit.credential or not other.scrub or permit.destination.host not in other.hosts:
+            if other.name == permit.credential and not permit.takes:
+                continue  # it is the material itself; beside a token that it brought it is another one
+            if not other.scrub or permit.destination.host not in other.hosts:
                 continue
             try:
                 parts = await self._supply.parts_in_use(active, other.name, sandbox)

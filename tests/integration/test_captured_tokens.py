@@ -109,7 +109,7 @@ roles:
 CREDENTIALS = """
 version: 1
 credentials:
-  realm: {kind: basic, username: agent, secret: "store:key", hosts: [realm.test], owner: tests,
+  realm: {kind: basic, username: agent, secret: "store:key", hosts: [realm.test, images.test], owner: tests,
           placeholder: {env: REALM_KEY, shape: "key_{36}"}}
   login: {kind: header, header: X-Login, secret: "store:key", hosts: [api.test], owner: tests,
           placeholder: {env: LOGIN_KEY, shape: "log_{36}"}}

@@ -10,7 +10,7 @@ import pytest
 from broker.vault.opened import Opened, Refused
 from broker.vault.sandboxes import Created
 from broker.vault.tokens import LIFE_SECONDS, MAX_LIFE_SECONDS, MAX_TOKENS
-from tests.support.vaults import CREDENTIALS, FakeProcess, Rig, sealed, statement
+from tests.support.vaults import CREDENTIALS, SECRET, FakeProcess, Rig, sealed, statement
 from wire.control import Keep, Kept, Open
 from wire.control import Opened as OpenedMessage
 
@@ -45,6 +45,7 @@ roles:
       - {service: images, operations: [token.mint, item.read], credential: shop-orders}
       - {name: docs, host: docs.shop.example, methods: [GET], paths: ["/**"]}
 """
+BOUND = CREDENTIALS.replace("hosts: [orders.shop.example]", "hosts: [orders.shop.example, files.shop.example]", 1)
 TOKEN = b"canary-token-0123456789abcdef"
 
 
@@ -100,7 +101,7 @@ class Scene:
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     (tmp_path / "services").mkdir()
     (tmp_path / "services/images.yaml").write_text(SERVICE)
-    rig = await Rig(tmp_path, policy=POLICY, credentials=CREDENTIALS).start()
+    rig = await Rig(tmp_path, policy=POLICY, credentials=BOUND).start()
     made = Scene(
         rig, await rig.sandbox(), await rig.process("worker", "worker-1"), await rig.process("executor", "e-1")
     )
@@ -137,6 +138,14 @@ async def test_a_token_serves_its_sandbox_and_rule_alone(scene: Scene) -> None:
     assert refused(await scene.use(placeholder)) == "placeholder-misuse"
     scene.box = mine
     assert isinstance(await scene.use(placeholder), Opened)
+
+
+async def test_an_echo_of_the_credential_is_guarded_where_a_token_goes(scene: Scene) -> None:
+    """The host saw the key as well, so the answer to a call with a token must not show it either (RULINGS 7.1)."""
+    [placeholder] = await scene.keep(TOKEN)
+    answer = await scene.use(placeholder)
+    assert isinstance(answer, Opened)
+    assert [secret.reveal() for secret in answer.scrub] == [SECRET]
 
 
 @pytest.mark.parametrize(("said", "lasts"), [(0, LIFE_SECONDS), (60, 60), (10**8, MAX_LIFE_SECONDS)])

@@ -50,7 +50,10 @@ credentials:
 CAPTURED = make("{64}", b"\x05" * 64)
 
 
-def policy(operations: str, hosts: str = "realm.test", service: str = SERVICE) -> Policy:
+BOUND = "realm.test, files.test"
+
+
+def policy(operations: str, hosts: str = BOUND, service: str = SERVICE) -> Policy:
     rule = f"{{service: images, operations: [{operations}], credential: key}}"
     return compile_policy(
         parse_sources(
@@ -83,6 +86,8 @@ MISTAKES = [
     ("takes: bearer", "takes: authorization", "the name of the header"),
     ("takes: bearer", "takes: cookie", "the name of the header"),
     ("takes: bearer", "takes: X-Session", "the name of the header"),
+    ("takes: bearer", "takes: transfer-encoding", "the name of the header"),
+    ("takes: bearer", "takes: x-forwarded-host", "the name of the header"),
     ("effect: read\n    why: An item.", "effect: mint\n    why: An item.", "given the credential itself"),
 ]
 
@@ -101,10 +106,16 @@ def test_a_rule_that_mints_needs_the_fields() -> None:
         policy("token.mint", service=bare)
 
 
+def test_a_service_of_policys_own_sends_no_token_where_the_operator_named_nothing() -> None:
+    """Expect an editor's service file not to lead what a credential brings to a host of his own (RULINGS 3.6)."""
+    with pytest.raises(PolicyError, match=r"not bound to files\.test:443"):
+        policy("token.mint, item.read", "realm.test")
+
+
 def test_the_credential_goes_where_no_token_is_brought_only_if_it_is_bound_there() -> None:
     """Expect a rule without a mint operation to be as if `takes` were not written."""
     with pytest.raises(PolicyError, match=r"not bound to files\.test:443"):
-        policy("item.read")
+        policy("item.read", "realm.test")
     plain = decided(policy("item.read", "files.test"), "/items/7")
     assert isinstance(plain, Permit)
     assert (plain.credential, plain.takes) == ("key", "")
