@@ -100,7 +100,7 @@ def files(settings: Settings) -> Iterator[Finding]:
     for what, path, private in (
         ("policy", settings.policy, False),
         ("credentials", settings.credentials, False),
-        ("key", settings.key_file or settings.passphrase_file, True),
+        ("key", settings.key_file or settings.passphrase_file or settings.wrapped_file, True),
     ):
         if path is None:
             continue

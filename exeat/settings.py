@@ -7,7 +7,8 @@ log: /var/lib/exeat/log         # audit segments
 run: /run/exeat-gateway         # control sockets
 policy: policy.yaml             # a file or a folder, relative to this file
 credentials: credentials.yaml
-key: {file: keys/store.key}     # or {passphrase_file: ...}, or {systemd: NAME} of LoadCredentialEncrypted=
+key: {file: keys/store.key}     # or {passphrase_file: ...}, {systemd: NAME} of LoadCredentialEncrypted=, or
+                                # {wrapped: FILE, by: {...}}: a key service unwraps it (rules/wrapping_keys.py)
 workers: 1
 executors: 1
 self_check_seconds: 180         # between two self-checks of the gateway, and two probes in a sandbox of `exeat run`
@@ -20,6 +21,7 @@ upstream: {proxy: ...}          # the corporate proxy that everything leaves thr
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ from typing import Any
 from exeat.places import Places
 from exeat.upstream import Upstream, parse_upstream
 from rules.names import InvalidName, parse_authority
+from rules.reader import Node, Problems
+from rules.wrapping_keys import read_wrapping_key
 from rules.yaml12 import Marks, YamlError, load
 
 _CREDENTIAL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
@@ -55,6 +59,10 @@ class Settings:
     passphrase_file: Path | None
     key_credential: str | None = None
     """The name of a credential that the service manager hands over, which holds the key."""
+    wrapped_file: Path | None = None
+    """Holds the key as a key service wrapped it, and:"""
+    wrapping: str | None = None
+    """JSON {"by", "folder"}: `by:` as it stands in the file, whose folder the paths in it are relative to."""
     workers: int = 1
     executors: int = 1
     self_check_seconds: int = 180
@@ -91,6 +99,7 @@ class Settings:
     def private(self) -> tuple[Path, ...]:
         """What no sandbox, worker or executor may see: state, log, sockets, settings, policy, credentials, keys."""
         files = [self.credentials, self.passphrase_file, self.key_file and self.key_file.parent]
+        files.append(self.wrapped_file and self.wrapped_file.parent)
         files.append(self.upstream.credential_file if self.upstream is not None else None)
         known = [self.state, self.log, self.run, self.file.parent, self.policy, *files]
         return tuple(sorted({path for path in known if path is not None}))
@@ -123,9 +132,10 @@ def parse_settings(text: str, file: Path, places: Places) -> Settings:
         raise SettingsError(f"{file}: the settings are empty or lack 'version: 1'; 'exeat init' writes a fresh file")
     reader = _Reader(document, marks, file)
     key = reader.take("key", Mapping, {"file": "keys/store.key"})
-    kinds = ({"file"}, {"passphrase_file"}, {"systemd"})
-    if set(key) not in kinds or not all(isinstance(value, str) for value in key.values()):
-        raise reader.error("key", "say one of {file: PATH}, {passphrase_file: PATH} and {systemd: NAME}")
+    kinds = ({"file"}, {"passphrase_file"}, {"systemd"}, {"wrapped", "by"})
+    if set(key) not in kinds or not all(isinstance(value, str) for name, value in key.items() if name != "by"):
+        ways = "{file: PATH}, {passphrase_file: PATH}, {systemd: NAME} and {wrapped: FILE, by: {...}}"
+        raise reader.error("key", f"say one of {ways}")
     if not _CREDENTIAL.match(key.get("systemd", "key")):
         raise reader.error("key", "a credential of systemd is named by letters, digits, dot, underscore and hyphen")
     settings = Settings(
@@ -139,6 +149,8 @@ def parse_settings(text: str, file: Path, places: Places) -> Settings:
         key_file=reader.resolve(str(key["file"])) if "file" in key else None,
         passphrase_file=reader.resolve(str(key["passphrase_file"])) if "passphrase_file" in key else None,
         key_credential=key.get("systemd"),
+        wrapped_file=reader.resolve(key["wrapped"]) if "wrapped" in key else None,
+        wrapping=reader.wrapping(key["by"]) if "by" in key else None,
         workers=reader.count("workers"),
         executors=reader.count("executors"),
         self_check_seconds=reader.seconds("self_check_seconds", 180, MIN_SELF_CHECK, MAX_SELF_CHECK),
@@ -218,6 +230,16 @@ class _Reader:
         if port in (80, 443):  # no address may be dialled on a listener's port, so this would close the web
             raise self.error("listen", "listen on another port than 80 and 443; 3128 is customary")
         return host.text, port
+
+    def wrapping(self, value: Any) -> str:
+        """`by:` of the key, checked as the vault will read it. Certificates that it names are the vault's to read."""
+        problems = Problems()
+        node = Node(value=value, path=("key", "by"), file=str(self._file), marks=self._marks, problems=problems)
+        with problems.collecting():
+            read_wrapping_key(node, lambda path: "-----BEGIN CERTIFICATE-----")
+        if problems.errors:
+            raise SettingsError(str(problems.errors[0]))
+        return json.dumps({"by": value, "folder": str(self._file.parent)})
 
     def upstream(self) -> Upstream | None:
         self.known.add("upstream")

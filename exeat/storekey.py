@@ -30,7 +30,10 @@ def store_key(settings: Settings, environment: Mapping[str, str]) -> dict[str, s
     name = settings.key_credential
     if name is None:
         files = {"key_file": settings.key_file, "passphrase_file": settings.passphrase_file}
-        return {field: str(path) if path else None for field, path in files.items()}
+        fields = {field: str(path) if path else None for field, path in files.items()}
+        if settings.wrapped_file is not None:
+            fields |= {"wrapped_file": str(settings.wrapped_file), "wrapping": settings.wrapping}
+        return fields
     remedy = f"start it as a service with LoadCredentialEncrypted={name}:FILE, or name a key: {{file: PATH}}"
     folder = environment.get(FOLDER)
     if not folder:

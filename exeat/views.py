@@ -23,7 +23,8 @@ def wide_view(settings: Settings, kind: Literal["vault", "auditor"]) -> list[Vie
     folders: list[tuple[Literal["ro", "rw"], Path]] = [("ro", settings.file.parent), ("ro", settings.policy)]
     own = settings.vault_state if kind == "vault" else settings.auditor_state
     folders += [("rw", own), ("rw", settings.log)] if kind == "auditor" else [("rw", own)]
-    if kind == "vault" and settings.key_file is not None and settings.key_file.parent != settings.file.parent:
-        folders.append(("rw", settings.key_file.parent))
+    key = settings.key_file or settings.wrapped_file
+    if kind == "vault" and key is not None and key.parent != settings.file.parent:
+        folders.append(("rw", key.parent))
     view += [(mode, str(path), str(path)) for mode, path in folders if path.exists()]
     return view + interpreter_view(view)

@@ -28,9 +28,9 @@ from rules.secret_references import AT_HAND, KINDS, read_at_hand
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,62}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _PROGRAM = re.compile(r"(?:/[^\x00-\x1f\x7f/]+)+\Z")
-_MOUNT = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*\Z")
+MOUNT = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*\Z")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}\Z")
-_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*/?\Z")
+NAMESPACE = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*/?\Z")
 
 MAX_ARGUMENTS: Final = 32
 DEFAULT_TTL: Final = 300
@@ -68,7 +68,7 @@ class SourceDef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Auth:
+class Auth:
     """One way to open a source. `alone`: the value under its name is the one secret itself."""
 
     secrets: tuple[str, ...] = ()
@@ -81,50 +81,56 @@ class _Auth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
+class SourceKind:
     """The keys of one kind of source, beside kind, ttl, failure_ttl and stale."""
 
     address: str | None = None
     """None: no network. "": to be written. Else the default, with {setting} replaced."""
     login: str | None = None
-    auth: Mapping[str, _Auth] = field(default_factory=dict)
+    auth: Mapping[str, Auth] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     program: bool = False
 
 
-_VAULT_AUTH = {
-    "token": _Auth(secrets=("token",), alone=True),
-    "approle": _Auth(secrets=("role_id", "secret_id"), settings={"mount": "approle"}),
-    "kubernetes": _Auth(
+VAULT_AUTH = {
+    "token": Auth(secrets=("token",), alone=True),
+    "approle": Auth(secrets=("role_id", "secret_id"), settings={"mount": "approle"}),
+    "kubernetes": Auth(
         secrets=("token",), defaults={"token": KUBERNETES_TOKEN}, settings={"role": None, "mount": "kubernetes"}
     ),
 }
-_AWS_AUTH = {
-    "keys": _Auth(secrets=("access_key_id", "secret_access_key"), optional=("session_token",)),
+AWS_AUTH = {
+    "keys": Auth(secrets=("access_key_id", "secret_access_key"), optional=("session_token",)),
 }
-_KINDS: Final[Mapping[str, _Kind]] = {
-    "vault": _Kind(address="", auth=_VAULT_AUTH),
-    "vault-dynamic": _Kind(address="", auth=_VAULT_AUTH),
-    "aws-secrets-manager": _Kind(
-        address="https://secretsmanager.{region}.amazonaws.com", auth=_AWS_AUTH, required=("region",)
+GCP_AUTH = {"service_account": Auth(secrets=("service_account",), alone=True)}
+AZURE_AUTH = {"client": Auth(secrets=("client_secret",), settings={"tenant": None, "client_id": None})}
+GCP_LOGIN: Final = "https://oauth2.googleapis.com"
+AZURE_LOGIN: Final = "https://login.microsoftonline.com"
+_KINDS: Final[Mapping[str, SourceKind]] = {
+    "vault": SourceKind(address="", auth=VAULT_AUTH),
+    "vault-dynamic": SourceKind(address="", auth=VAULT_AUTH),
+    "aws-secrets-manager": SourceKind(
+        address="https://secretsmanager.{region}.amazonaws.com", auth=AWS_AUTH, required=("region",)
     ),
-    "aws-parameter-store": _Kind(address="https://ssm.{region}.amazonaws.com", auth=_AWS_AUTH, required=("region",)),
-    "gcp-secret-manager": _Kind(
+    "aws-parameter-store": SourceKind(
+        address="https://ssm.{region}.amazonaws.com", auth=AWS_AUTH, required=("region",)
+    ),
+    "gcp-secret-manager": SourceKind(
         address="https://secretmanager.googleapis.com",
-        login="https://oauth2.googleapis.com",
-        auth={"service_account": _Auth(secrets=("service_account",), alone=True)},
+        login=GCP_LOGIN,
+        auth=GCP_AUTH,
         required=("project",),
     ),
-    "azure-key-vault": _Kind(
+    "azure-key-vault": SourceKind(
         address="",
-        login="https://login.microsoftonline.com",
-        auth={"client": _Auth(secrets=("client_secret",), settings={"tenant": None, "client_id": None})},
+        login=AZURE_LOGIN,
+        auth=AZURE_AUTH,
     ),
-    "onepassword": _Kind(program=True, auth={"token": _Auth(secrets=("token",), alone=True)}),
-    "sops": _Kind(program=True, auth={"age_key": _Auth(secrets=("age_key",), alone=True)}),
-    "age": _Kind(program=True, required=("identity",)),
-    "keyring": _Kind(program=True),
-    "exec": _Kind(program=True),
+    "onepassword": SourceKind(program=True, auth={"token": Auth(secrets=("token",), alone=True)}),
+    "sops": SourceKind(program=True, auth={"age_key": Auth(secrets=("age_key",), alone=True)}),
+    "age": SourceKind(program=True, required=("identity",)),
+    "keyring": SourceKind(program=True),
+    "exec": SourceKind(program=True),
 }
 _OPTIONAL_AUTH = frozenset({"sops", "onepassword"})
 """Kinds whose program may find its own key by the variables that it is passed."""
@@ -174,21 +180,21 @@ def _source(name: str, node: Node, destinations: Mapping[str, DestinationDef]) -
     settings: dict[str, str] = {}
     words: dict[str, tuple[str, ...]] = {}
     for key in row.required:
-        settings[key] = _setting(fields[key], key)
+        settings[key] = read_setting(fields[key], key)
     if "namespace" in fields:
-        settings["namespace"] = _matching(fields["namespace"], _NAMESPACE, "a namespace is words joined by /")
+        settings["namespace"] = read_matching(fields["namespace"], NAMESPACE, "a namespace is words joined by /")
     if "kv" in fields:
         words["kv"] = _mounts(fields["kv"])
     if row.program:
-        settings["program"] = _matching(fields["program"], _PROGRAM, "a program is named by its absolute path")
+        settings["program"] = read_matching(fields["program"], _PROGRAM, "a program is named by its absolute path")
         words["environment"] = _variables(fields.get("environment"))
     if kind == "exec":
         words["arguments"] = _arguments(fields.get("arguments"))
         settings["format"] = fields["format"].word(("plain", "json")) if "format" in fields else "plain"
     secrets: dict[str, str] = {}
     if "auth" in fields:
-        _auth(fields["auth"], row, settings, secrets)
-    places = _places(fields, row, settings, destinations)
+        read_auth(fields["auth"], row, settings, secrets)
+    places = read_places(fields, row, settings, destinations)
     return SourceDef(
         name=name,
         kind=kind,
@@ -202,13 +208,13 @@ def _source(name: str, node: Node, destinations: Mapping[str, DestinationDef]) -
     )
 
 
-def _setting(node: Node, key: str) -> str:
+def read_setting(node: Node, key: str) -> str:
     if key == "identity":
-        return _matching(node, _PROGRAM, "an identity is a file, named by its absolute path")
-    return _matching(node, _PLAIN, f"{key}: is one word")
+        return read_matching(node, _PROGRAM, "an identity is a file, named by its absolute path")
+    return read_matching(node, _PLAIN, f"{key}: is one word")
 
 
-def _matching(node: Node, pattern: re.Pattern[str], complaint: str) -> str:
+def read_matching(node: Node, pattern: re.Pattern[str], complaint: str) -> str:
     text = node.text()
     if not pattern.match(text) or {"..", "."} & set(text.split("/")):
         node.fail(complaint)
@@ -224,7 +230,8 @@ def _seconds(fields: Mapping[str, Node], key: str, default: int) -> int:
     return seconds
 
 
-def _auth(node: Node, row: _Kind, settings: dict[str, str], secrets: dict[str, str]) -> None:
+def read_auth(node: Node, row: SourceKind, settings: dict[str, str], secrets: dict[str, str]) -> None:
+    """`auth:` of `row` into `settings` (with the way's name under `auth`) and `secrets`. Raises Rejected."""
     entries = node.entries()
     if len(entries) != 1:
         node.fail(f"auth: says one way, one of {', '.join(row.auth)}")
@@ -247,8 +254,8 @@ def _auth(node: Node, row: _Kind, settings: dict[str, str], secrets: dict[str, s
             secrets[key] = auth.defaults[key]
     for key, default in auth.settings.items():
         if key in fields:
-            pattern = _MOUNT if key == "mount" else _PLAIN
-            settings[key] = _matching(fields[key], pattern, f"{key}: is one word")
+            pattern = MOUNT if key == "mount" else _PLAIN
+            settings[key] = read_matching(fields[key], pattern, f"{key}: is one word")
         elif default is not None:
             settings[key] = default
 
@@ -257,7 +264,7 @@ def _mounts(node: Node) -> tuple[str, ...]:
     """`kv: {team/kv: 1}` as ("team/kv=1",). A mount that is not named has version 2 and one segment."""
     found = []
     for mount, version in node.entries():
-        if not _MOUNT.match(mount) or {"..", "."} & set(mount.split("/")):
+        if not MOUNT.match(mount) or {"..", "."} & set(mount.split("/")):
             version.fail("a mount is words joined by /", on_key=True)
         found.append(f"{mount}={version.natural(1, 2)}")
     return tuple(found)
@@ -284,9 +291,10 @@ def _arguments(node: Node | None) -> tuple[str, ...]:
     return tuple(items)
 
 
-def _places(
-    fields: Mapping[str, Node], row: _Kind, settings: Mapping[str, str], destinations: Mapping[str, DestinationDef]
+def read_places(
+    fields: Mapping[str, Node], row: SourceKind, settings: Mapping[str, str], destinations: Mapping[str, DestinationDef]
 ) -> dict[str, Address]:
+    """`address:` and `login:` of `row`, as written or by default. Raises Rejected."""
     places: dict[str, Address] = {}
     for key, default in (("address", row.address), ("login", row.login)):
         if default is None:

@@ -22,10 +22,25 @@ from broker.sources.network import Network, check_status, json_body, object_of
 from net.client import Answer
 from rules.secret_sources import SourceDef
 
-_MISSING: Final = frozenset({"ResourceNotFoundException", "ParameterNotFound", "ParameterVersionNotFound"})
-_LATER: Final = frozenset({"ThrottlingException", "InternalServiceError", "InternalServerError", "TooManyUpdates"})
+_MISSING: Final = frozenset(
+    {"ResourceNotFoundException", "ParameterNotFound", "ParameterVersionNotFound", "NotFoundException"}
+)
+_LATER: Final = frozenset(
+    {
+        "ThrottlingException",
+        "InternalServiceError",
+        "InternalServerError",
+        "TooManyUpdates",
+        "KMSInternalException",
+        "DependencyTimeoutException",
+        "KeyUnavailableException",
+    }
+)
 _REFUSALS: Final[Mapping[str, str]] = {
-    "AccessDeniedException": "permit it to this key: secretsmanager:GetSecretValue, ssm:GetParameter and kms:Decrypt",
+    "AccessDeniedException": (
+        "permit it to this key: secretsmanager:GetSecretValue, ssm:GetParameter and kms:Decrypt; "
+        "for the store's key kms:Encrypt and kms:Decrypt"
+    ),
     "UnrecognizedClientException": "AWS does not know this access key",
     "InvalidClientTokenId": "AWS does not know this access key",
     "InvalidSignatureException": "the secret key is not the one of this access key, or this clock is wrong",
@@ -34,6 +49,13 @@ _REFUSALS: Final[Mapping[str, str]] = {
     "InvalidRequestException": "it is marked for deletion; restore it",
     "InvalidParameterException": "see the name and the version",
     "ValidationException": "see the name and the version",
+    # AWS Key Management Service API Reference: Decrypt and Encrypt
+    "InvalidCiphertextException": "the file is damaged, or was wrapped for something else",
+    "IncorrectKeyException": "another key of KMS wrapped the file; name that one",
+    "DisabledException": "enable the key in KMS",
+    "KMSInvalidStateException": "enable the key in KMS, or cancel its deletion",
+    "InvalidKeyUsageException": "name a symmetric key for encryption",
+    "InvalidGrantTokenException": "see the grants of the key",
 }
 
 

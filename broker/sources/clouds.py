@@ -22,7 +22,7 @@ from broker.exchanges.azure import Azure
 from broker.exchanges.base import Exchange, ExchangeError, Plan, Wish
 from broker.exchanges.google import Google
 from broker.sources.base import Document, SourceError, fields_of, plain_version, unreachable
-from broker.sources.network import Network, check_status, object_of
+from broker.sources.network import Network, check_status, json_body, object_of
 from broker.vault.secret import Secret
 from net.client import Answer
 from rules.credential_kinds import VALUE
@@ -71,15 +71,25 @@ class CloudServer:
 
     async def get(self, target: str, what: str) -> Answer:
         """One GET with a token; once more with another one where the first is refused."""
-        answer = await self._get(target, what, await self._bearer(what))
+        return await self._ask("GET", target, what, b"")
+
+    async def post(self, target: str, what: str, body: Mapping[str, Any]) -> Answer:
+        """The same with a JSON body, for questions that may be put twice."""
+        return await self._ask("POST", target, what, json_body(body))
+
+    async def _ask(self, method: Literal["GET", "POST"], target: str, what: str, body: bytes) -> Answer:
+        answer = await self._send(method, target, what, body, await self._bearer(what))
         if answer.status == 401:
             self._token = None
-            answer = await self._get(target, what, await self._bearer(what))
+            answer = await self._send(method, target, what, body, await self._bearer(what))
         return answer
 
-    async def _get(self, target: str, what: str, token: str) -> Answer:
-        headers = (("Authorization", f"Bearer {token}"), ("Accept", "application/json"))
-        return await self._network.call(self._definition.places["address"], "GET", target, what, headers=headers)
+    async def _send(self, method: Literal["GET", "POST"], target: str, what: str, body: bytes, token: str) -> Answer:
+        headers = [("Authorization", f"Bearer {token}"), ("Accept", "application/json")]
+        if body:
+            headers.append(("Content-Type", "application/json"))
+        address = self._definition.places["address"]
+        return await self._network.call(address, method, target, what, headers=tuple(headers), body=body)
 
     async def _bearer(self, what: str) -> str:
         async with self._turn:

@@ -39,7 +39,7 @@ from rules.secret_references import KINDS, Reference, split
 from rules.secret_sources import SourceDef
 
 CLOSE_SECONDS = 2.0
-_TARGETS = {"secretsmanager": "secretsmanager", "ssm": "AmazonSSM"}
+_TARGETS = {"secretsmanager": "secretsmanager", "ssm": "AmazonSSM", "kms": "TrentService"}
 """What stands before an action's name in X-Amz-Target."""
 
 _REFERENCE = re.compile(r"([a-z][a-z0-9-]*):(.+)\Z")
@@ -62,7 +62,7 @@ class Sources:
     def __init__(
         self,
         *,
-        store: SecretStore,
+        store: SecretStore | None,
         environment: Mapping[str, str],
         version_key: bytes,
         systemd: Mapping[str, bytes] | None = None,
@@ -73,7 +73,8 @@ class Sources:
     ) -> None:
         """`version_key` keys the version digests of sources that have no versions of their own.
 
-        `ask` is the network's, without which none of its sources is had. `now`: Unix time, `boot`: the boot clock.
+        Without a store there is no `store:`. `ask` is the network's, without which none of its sources is had.
+        `now`: Unix time, `boot`: the boot clock.
         """
         self.version_key = version_key
         self._environment = environment
@@ -84,7 +85,7 @@ class Sources:
         self._at_hand: dict[str, Source] = {
             "env": EnvironmentSource(environment, version_key),
             "file": FileSource(version_key),
-            "store": StoreSource(store),
+            **({} if store is None else {"store": StoreSource(store)}),
             "systemd": SystemdSource(systemd or {}, version_key),
         }
         self._opened: dict[str, Opened] = {}
@@ -186,17 +187,17 @@ class Sources:
             case "keyring":
                 return KeyringSource(name, self._program(definition))
             case "vault":
-                return VaultSource(definition, self._vault(definition, places))
+                return VaultSource(definition, self.vault_server(definition, places))
             case "vault-dynamic":
-                return VaultDynamicSource(definition, self._vault(definition, places))
+                return VaultDynamicSource(definition, self.vault_server(definition, places))
             case "aws-secrets-manager":
-                return SecretsManagerSource(definition, self._aws(definition, places, "secretsmanager"))
+                return SecretsManagerSource(definition, self.aws_server(definition, places, "secretsmanager"))
             case "aws-parameter-store":
-                return ParameterStoreSource(definition, self._aws(definition, places, "ssm"))
+                return ParameterStoreSource(definition, self.aws_server(definition, places, "ssm"))
             case "gcp-secret-manager":
-                return GcpSource(definition, self._cloud(definition, places, "gcp"))
+                return GcpSource(definition, self.cloud_server(definition, places, "gcp"))
             case "azure-key-vault":
-                return AzureSource(definition, self._cloud(definition, places, "azure"))
+                return AzureSource(definition, self.cloud_server(definition, places, "azure"))
             case kind:
                 raise SourceError("source-unknown", f"{name}: kind {kind} does not exist")
 
@@ -205,14 +206,15 @@ class Sources:
             raise SourceError("source-unknown", f"{definition.name}: there is no network here")
         return Network(self._ask, places)
 
-    def _vault(self, definition: SourceDef, places: Places) -> VaultServer:
+    def vault_server(self, definition: SourceDef, places: Places) -> VaultServer:
+        """A connection of its own to what `definition` names, opened by what is at hand here. Also the next two."""
         return VaultServer(definition, self._network(definition, places), self._text(definition), self._boot)
 
-    def _aws(self, definition: SourceDef, places: Places, service: str) -> AwsServer:
+    def aws_server(self, definition: SourceDef, places: Places, service: str) -> AwsServer:
         network, key = self._network(definition, places), self._text(definition)
         return AwsServer(definition, network, key, self._now, service=service, prefix=_TARGETS[service])
 
-    def _cloud(self, definition: SourceDef, places: Places, cloud: Literal["gcp", "azure"]) -> CloudServer:
+    def cloud_server(self, definition: SourceDef, places: Places, cloud: Literal["gcp", "azure"]) -> CloudServer:
         async def opening(name: str) -> Secret:
             return await self.at_hand(definition.secrets[name], None, scrub=False)
 

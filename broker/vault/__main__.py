@@ -13,6 +13,7 @@ import socket
 import sys
 from typing import Any
 
+from audit.events import Event
 from audit.journal import AuditUnavailable
 from audit.link import AuditorLink
 from broker.admin.server import serve_admin
@@ -21,6 +22,7 @@ from broker.vault.boot import Boot, check_boot
 from broker.vault.listen import listen_for_processes
 from broker.vault.report import report
 from broker.vault.start import open_vault
+from broker.vault.wrapping import unwrapped_of
 from net.process import BootError, complain, harden, keep_in_memory, quiet_hooks, read_boot
 from state.errors import StateError
 
@@ -73,12 +75,16 @@ async def _run(boot: Boot, *, locked: bool) -> None:
             journal = AuditorLink.open_path(boot.auditor_path, NAME, boot.digest_key)
         except OSError:
             raise AuditUnavailable("the auditor cannot be reached") from None
-    vault = open_vault(boot, journal)
+    wrapping, unwrapped = await unwrapped_of(boot)
+    vault = open_vault(boot, journal, wrapping=wrapping, unwrapped=unwrapped)
     vault.memory_locked = locked
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, vault.stop)
     try:
         await vault.start()
+        if wrapping is not None:
+            fields = {"action": "store.key-unwrapped", "actor": "vault", "subject": wrapping.label}
+            await journal.append(Event("admin.action", fields), durable=True)
         runner = await serve_admin(vault)
         server = await listen_for_processes(vault) if boot.listen_path is not None else None
         for channel in boot.channels:

@@ -43,6 +43,9 @@ class Boot:
     """The same, read by the supervisor where this process cannot (a service manager's credential)."""
     passphrase_file: str | None = None
     passphrase: str | None = field(default=None, repr=False)
+    wrapped_file: str | None = None
+    """The key as a key service wrapped it, mode 0600, and who unwraps it: JSON {"by", "folder"} (exeat/settings.py)."""
+    wrapping: str | None = None
     danger_key_beside_store: bool = False
     logged_generation: int = 0
     logged_digest: str = ""
@@ -98,6 +101,7 @@ def check_boot(boot: Boot) -> None:
         "credentials_path",
         "key_file",
         "passphrase_file",
+        "wrapped_file",
         "admin_path",
         "listen_path",
         "auditor_path",
@@ -111,10 +115,12 @@ def check_boot(boot: Boot) -> None:
         raise BootRefused("boot-invalid", "exactly one of auditor_fd and auditor_path is needed")
     if (boot.admin_fd is None) == (boot.admin_path is None):
         raise BootRefused("boot-invalid", "exactly one of admin_fd and admin_path is needed")
-    keys = (boot.key_file, boot.key_text, boot.passphrase_file, boot.passphrase)
+    if (boot.wrapped_file is None) != (boot.wrapping is None):
+        raise BootRefused("boot-invalid", "wrapped_file and wrapping go together")
+    keys = (boot.key_file, boot.key_text, boot.passphrase_file, boot.passphrase, boot.wrapped_file)
     if sum(value is not None for value in keys) != 1:
         raise BootRefused(
             "key-missing",
             "the store needs exactly one key: a key file or a passphrase",
-            "run `exeat init`, or name one of key_file, key_text, passphrase_file and passphrase",
+            "run `exeat init`, or name one of key_file, key_text, passphrase_file, passphrase and wrapped_file",
         )

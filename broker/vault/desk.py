@@ -498,7 +498,8 @@ class Desk:
     async def rotate_key(self, given: bytes | None, actor: str) -> int:
         """Seal the store with another key (broker/vault/store_key.py); how many records. Raises KeyRefused."""
         async with self._turn:
-            count = await self._blocking(lambda: self._key.rotate(self._store, given))
+            made = await self._key.made() if given is None else None
+            count = await self._blocking(lambda: self._key.rotate(self._store, given, made))
             generation, digest = self._store.generation, self._store.digest
             await self._blocking(lambda: self._state.record_store_generation(generation, digest))
             fields: Fields = {"action": "store.key-rotated", "actor": actor, "count": count}

@@ -9,11 +9,13 @@ It writes one JSON object: {"generation"} or {"error", "detail", "remedy"}.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +24,9 @@ from broker.vault.backup import MAX_BACKUP_BYTES, Backup, BackupRefused, check_a
 from broker.vault.keys import check_private_directory
 from broker.vault.store import SecretStore, StoreError
 from broker.vault.store_key import StoreKey
+from broker.vault.wrapping import Unwrapped, unwrapped_of
 from net.process import quiet_hooks, read_boot
+from net.upstream import UpstreamProxy
 from state.errors import StateError
 from state.store import StateStore
 
@@ -36,6 +40,13 @@ class Boot:
     key_text: str | None = field(default=None, repr=False)
     passphrase_file: str | None = None
     passphrase: str | None = field(default=None, repr=False)
+    wrapped_file: str | None = None
+    wrapping: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    systemd: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    internal_ranges: tuple[str, ...] = ()
+    self_addresses: tuple[str, ...] = ()
+    upstream: UpstreamProxy | None = None
     danger_key_beside_store: bool = False
     logged_generation: int = 0
     logged_digest: str = ""
@@ -44,8 +55,11 @@ class Boot:
     actor: str = ""
 
 
-def restore(boot: Boot, backup: Backup, now: float) -> int:
-    """Do it; returns the store's generation afterwards. Raises BrokerError and StateError, and nothing has changed."""
+def restore(boot: Boot, backup: Backup, now: float, unwrapped: Unwrapped | None = None) -> int:
+    """Do it; returns the store's generation afterwards. Raises BrokerError and StateError, and nothing has changed.
+
+    `unwrapped`: the key, where a key service wraps it.
+    """
     folder = Path(boot.state_dir)
     check_private_directory(folder)
     last = _last(folder, (boot.logged_generation, boot.logged_digest))
@@ -55,7 +69,7 @@ def restore(boot: Boot, backup: Backup, now: float) -> int:
             with os.fdopen(os.open(scratch / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
                 stream.write(content)
         try:
-            store = SecretStore(scratch / "store.json", StoreKey(boot, os.urandom).read, os.urandom)
+            store = SecretStore(scratch / "store.json", StoreKey(boot, os.urandom, None, unwrapped).read, os.urandom)
         except StoreError as error:
             raise _unopened(error) from None
         backup.check(store)
@@ -130,7 +144,8 @@ def main(arguments: list[str]) -> int:
             raw = stream.read(MAX_BACKUP_BYTES + 1)
         if len(raw) > MAX_BACKUP_BYTES:
             raise BackupRefused("backup-corrupt", "the file is too large for a backup")
-        answer: dict[str, object] = {"generation": restore(boot, parse(raw), time.time())}
+        _, unwrapped = asyncio.run(unwrapped_of(boot))
+        answer: dict[str, object] = {"generation": restore(boot, parse(raw), time.time(), unwrapped)}
     except BrokerError as error:
         answer = {"error": error.code, "detail": error.detail or error.code, "remedy": error.remedy}
     except StateError as error:

@@ -18,17 +18,28 @@ from broker.vault.keys import check_private_directory
 from broker.vault.service import Random, Vault
 from broker.vault.store import OWN_SECRETS, SecretStore, StoreError, check_rollback
 from broker.vault.store_key import StoreKey
+from broker.vault.wrapping import Unwrapped, Wrapping
 from state.errors import StateError
 from state.store import StateStore
 
 AUTHORITY = OWN_SECRETS + "authority"
 
 
-def open_vault(boot: Boot, journal: Journal, random: Random = os.urandom) -> Vault:
-    """Open key, store, state and authority in that order. Blocks. Raises BrokerError naming what is wrong."""
+def open_vault(
+    boot: Boot,
+    journal: Journal,
+    random: Random = os.urandom,
+    *,
+    wrapping: Wrapping | None = None,
+    unwrapped: Unwrapped | None = None,
+) -> Vault:
+    """Open key, store, state and authority in that order. Blocks. Raises BrokerError naming what is wrong.
+
+    `wrapping` and `unwrapped` are those of broker.vault.wrapping.unwrapped_of, where a key service wraps the key.
+    """
     state_dir = Path(boot.state_dir)
     check_private_directory(state_dir)
-    key = StoreKey(boot, random)
+    key = StoreKey(boot, random, wrapping, unwrapped)
     store = key.opened(state_dir / "store.json")
     try:
         state = StateStore(state_dir / "state.sqlite")

@@ -8,7 +8,8 @@ A key file is rotated in three steps, each durable before the next:
 
 After a crash the store opens with exactly one of the two files: `opened` tries FILE, then FILE.next, and does step 3
 again. A key that lies elsewhere (a passphrase, a service manager's credential, a read-only mount) is changed there by
-who keeps it, and handed over for step 2.
+who keeps it, and handed over for step 2. A key that a key service wraps is a file in this sense: FILE holds it wrapped,
+and what the service unwrapped (broker/vault/wrapping.py) is passed in.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from typing import Protocol
 from broker.vault.boot import BootRefused
 from broker.vault.keys import KEY_BYTES, KeyRefused, key_from_passphrase, key_from_text, read_key_file, read_private
 from broker.vault.store import SecretStore, StoreError
+from broker.vault.wrapping import Made, Unwrapped, Wrapping
 
 Random = Callable[[int], bytes]
 
 
 class KeyPlace(Protocol):
-    """The fields of a boot document that say where the key is; exactly one of the last four is set."""
+    """The fields of a boot document that say where the key is; exactly one of the last five is set."""
 
     @property
     def state_dir(self) -> str: ...
@@ -41,16 +43,28 @@ class KeyPlace(Protocol):
     def passphrase_file(self) -> str | None: ...
     @property
     def passphrase(self) -> str | None: ...
+    @property
+    def wrapped_file(self) -> str | None: ...
 
 
 class StoreKey:
     """The one key that a boot document names."""
 
-    def __init__(self, boot: KeyPlace, random: Random) -> None:
+    def __init__(
+        self,
+        boot: KeyPlace,
+        random: Random,
+        wrapping: Wrapping | None = None,
+        unwrapped: Unwrapped | None = None,
+    ) -> None:
+        """`wrapping` and `unwrapped`: where the boot names a wrapped file, what `unwrapped_of` made of it."""
         self._boot = boot
         self._state_dir = Path(boot.state_dir)
-        self._file = None if boot.key_file is None else Path(boot.key_file)
+        named = boot.key_file if boot.wrapped_file is None else boot.wrapped_file
+        self._file = None if named is None else Path(named)
         self._random = random
+        self._wrapping = wrapping
+        self._unwrapped = unwrapped
 
     @property
     def _next(self) -> Path | None:
@@ -72,11 +86,16 @@ class StoreKey:
                 self._next.unlink(missing_ok=True)
         return store
 
-    def rotate(self, store: SecretStore, given: bytes | None) -> int:
+    async def made(self) -> Made | None:
+        """A new key, wrapped by who wraps ours, for `rotate`; None where nobody does. Raises KeyRefused."""
+        return None if self._wrapping is None else await self._wrapping.made()
+
+    def rotate(self, store: SecretStore, given: bytes | None, made: Made | None = None) -> int:
         """Seal `store` with another key; returns how many records. Raises KeyRefused and StoreError.
 
-        `given` None makes a key and puts it into the key file. Else it is a key's text or a passphrase, whichever the
-        boot names, and the place it is read from at the next start is the caller's to change.
+        `given` None makes a key and puts it into the key file; where that holds it wrapped, `made` is what goes there.
+        Else it is a key's text or a passphrase, whichever the boot names, and the place it is read from at the next
+        start is the caller's to change.
         """
         if given is not None:
             return store.rekey(self._parse(given, store.salt))
@@ -86,8 +105,10 @@ class StoreKey:
                 "the store's key does not lie in a file of ours",
                 "make one where it lies, and hand it over: exeat store rotate-key --stdin",
             )
-        key = self._random(KEY_BYTES)
-        self._write_next(key)
+        if self._boot.wrapped_file is not None and made is None:
+            raise KeyRefused("key-provider", "the new key was not wrapped; nothing was changed")
+        key = self._random(KEY_BYTES) if made is None else made.key
+        self._write_next(key.hex().encode() + b"\n" if made is None else made.text)
         count = store.rekey(key)
         self._promote()
         return count
@@ -106,6 +127,14 @@ class StoreKey:
         raise BootRefused("key-missing", "the store has no key", "run `exeat init`")
 
     def _read_file(self, path: Path) -> bytes:
+        if self._boot.wrapped_file is not None:
+            found = self._unwrapped
+            key = None if found is None else found.key if path == self._file else found.later
+            if isinstance(key, KeyRefused):
+                raise key
+            if key is None:
+                raise KeyRefused("key-provider", f"nobody unwrapped {path}", "start again")
+            return key
         return read_key_file(path, state_dir=self._state_dir, danger_beside_store=self._boot.danger_key_beside_store)
 
     def _parse(self, given: bytes, salt: bytes) -> bytes:
@@ -118,14 +147,14 @@ class StoreKey:
             )
         return key
 
-    def _write_next(self, key: bytes) -> None:
+    def _write_next(self, text: bytes) -> None:
         path = self._next
         assert path is not None
         try:
             path.unlink(missing_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-                stream.write(key.hex() + "\n")
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())
             _sync_folder(path.parent)

@@ -16,11 +16,13 @@ import typer
 
 from broker.admin.client import AdminError
 from exeat.commands.context import ConfigOption, OutputOption, admin, explain, settings
+from exeat.keyservice import key_service_fields
 from exeat.launch import BoundaryUnavailable, Plan, boot_document, launch
 from exeat.output import EXIT_NO, EXIT_USAGE, Output, fail, print_json, say
 from exeat.principals import uid_of
 from exeat.settings import Settings
 from exeat.storekey import StoreKeyMissing, logged_store, store_key
+from exeat.upstream import UpstreamRefused
 from exeat.views import wide_view
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")]
@@ -70,14 +72,14 @@ def restore(
         fail("--accept-older needs --why: one sentence, at most 200 characters", code=EXIT_USAGE)
     known = settings(config)
     try:
-        key = store_key(known, os.environ)
-    except StoreKeyMissing as error:
+        key: dict[str, Any] = {**store_key(known, os.environ), **key_service_fields(known, os.environ)}
+    except (StoreKeyMissing, UpstreamRefused) as error:
         fail(str(error), remedy=error.remedy, code=EXIT_USAGE)
     try:
         content = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         fail(f"{file}: {error.strerror}", remedy="name a file of `exeat backup`", code=EXIT_USAGE)
-    with _stopped(known):
+    with stopped(known):
         _make_state(known)
         boot = {
             "state_dir": str(known.vault_state),
@@ -87,7 +89,7 @@ def restore(
             "why": why,
             "actor": f"uid:{os.getuid()}",
         }
-        answer = _as_the_vault(known, boot, content)
+        answer = as_the_vault(known, "broker.vault.restore", boot, (content,))
     if "generation" not in answer:
         fail(answer.get("detail", "the restoring process failed"), remedy=answer.get("remedy", ""), code=EXIT_NO)
     if output is Output.json:
@@ -96,12 +98,12 @@ def restore(
         say(f"restored: the store is generation {answer['generation']}; sandboxes of its time are ended")
 
 
-def _as_the_vault(known: Settings, boot: dict[str, Any], content: int) -> dict[str, Any]:
-    """Run broker.vault.restore as the user who owns the vault's folder; what it answers."""
+def as_the_vault(known: Settings, module: str, boot: dict[str, Any], files: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Run `module` as the user who owns the vault's folder, with descriptors of `files`; what it answers."""
     document = boot_document(boot)
     reading, writing = os.pipe()
-    argv = (sys.executable, "-I", "-m", "broker.vault.restore", str(document), str(content), str(writing))
-    inherited = (document, content, writing)
+    inherited = (document, *files, writing)
+    argv = (sys.executable, "-I", "-m", module, *map(str, inherited))
     try:
         if os.geteuid() == 0:
             uid = uid_of("vault")
@@ -132,7 +134,7 @@ def _as_the_vault(known: Settings, boot: dict[str, Any], content: int) -> dict[s
 
 
 @contextlib.contextmanager
-def _stopped(known: Settings) -> Iterator[None]:
+def stopped(known: Settings) -> Iterator[None]:
     """Hold what a gateway holds while it runs, so that none runs now or starts meanwhile."""
     with contextlib.ExitStack() as held:
         for path in (known.run / "lock", known.log / "lock"):
@@ -146,7 +148,7 @@ def _stopped(known: Settings) -> Iterator[None]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                fail("the gateway is running", remedy="stop it, restore, and start it again")
+                fail("the gateway is running", remedy="stop it, do this again, and start it")
         yield
 
 

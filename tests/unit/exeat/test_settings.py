@@ -48,6 +48,29 @@ def parse(text: str) -> Settings:
         ("key: {}", "one of {file: PATH}", "no key"),
         ("key: {file: a, passphrase_file: b}", "one of {file: PATH}", "two keys"),
         ("key: {env: KEY}", "one of {file: PATH}", "a key does not come from the environment"),
+        ("key: {wrapped: a}", "one of {file: PATH}", "nobody to unwrap it"),
+        ("key: {by: {kind: aws-kms}}", "one of {file: PATH}", "nothing to unwrap"),
+        ("key: {wrapped: a, by: 7}", "by: is a mapping", "a number is no service"),
+        ("key: {wrapped: a, by: {kind: vault}}", "vault-transit", "a source is no key service"),
+        ("key: {wrapped: a, by: {kind: aws-kms, key: k, region: r}}", "missing key auth", "opened by nothing"),
+        (
+            "key: {wrapped: a, by: {kind: aws-kms, key: '../k', region: r, "
+            "auth: {keys: {access_key_id: 'env:A', secret_access_key: 'env:B'}}}}",
+            "a key of KMS is",
+            "no name of a key",
+        ),
+        (
+            "key: {wrapped: a, by: {kind: vault-transit, key: k, address: 'https://v.corp.example', "
+            "auth: {token: 'store:t'}}}",
+            "the store cannot open",
+            "the store would open itself",
+        ),
+        (
+            "key: {wrapped: a, by: {kind: vault-transit, key: k, address: 'http://v.corp.example', "
+            "auth: {token: 'env:T'}}}",
+            "clear text",
+            "the key would come in clear text",
+        ),
         ("key: {systemd: ../x}", "letters, digits", "a credential is a name, no path"),
         ("key: {systemd: 7}", "one of {file: PATH}", "a credential is a name, no number"),
         ("workers: 1\nworkers: 2", "workers", "a repeated key is an error, not the last one"),
