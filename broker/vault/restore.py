@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -138,6 +139,7 @@ def _unopened(error: StoreError) -> BackupRefused:
 
 def main(arguments: list[str]) -> int:
     quiet_hooks("restore")
+    logging.disable(logging.CRITICAL)  # no logger of a library prints what it was given, as in the vault
     boot = read_boot(int(arguments[0]), Boot)
     try:
         with os.fdopen(int(arguments[1]), "rb") as stream:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from broker.errors import BrokerError
 from broker.vault.keys import KeyRefused, read_key_file
 from broker.vault.store import SecretStore
 from broker.vault.wrapping import Wrapping, wrapping_of
-from net.process import quiet_hooks, read_boot
+from net.process import harden, quiet_hooks, read_boot
 from net.upstream import UpstreamProxy
 
 
@@ -88,6 +89,8 @@ async def _main(boot: Boot) -> str:
 
 def main(arguments: list[str]) -> int:
     quiet_hooks("wrap")
+    logging.disable(logging.CRITICAL)  # no logger of a library prints what it was given, as in the vault
+    harden()
     boot = read_boot(int(arguments[0]), Boot)
     try:
         answer = {"by": asyncio.run(_main(boot))}
