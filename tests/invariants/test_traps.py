@@ -73,6 +73,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "secret check": ("--config", "{config}"),
     "secret sync": ("--config", "{config}"),
     "store rotate-key": ("--config", "{config}"),
+    "store wrap-key": ("--from", "{dir}/none", "--config", "{config}"),
     "backup": ("{dir}.backup", "--config", "{config}"),
     "restore": ("{dir}/none", "--config", "{config}"),
     "scan": ("{config}", "--config", "{config}"),
