@@ -205,7 +205,7 @@ def test_a_placeholder_in_another_field_of_a_body_is_misuse(scene: Scene) -> Non
 
 
 def test_a_body_signed_chunk_by_chunk_is_refused_with_what_to_do(scene: Scene) -> None:
-    """C113: a clear 4xx with a hint, and nothing with a broken signature goes out."""
+    """C113, T23: a clear 4xx with a hint, and nothing with a broken signature goes out."""
     claim = "X-Amz-Content-Sha256: STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
     answer = scene.get("s3.test", "/b/k", "-X", "PUT", "--data-binary", "x", "-H", claim)
     assert (status(answer), reason(answer), scene.origin.received) == (403, "request-not-signable", [])
@@ -315,7 +315,7 @@ print(made.generate_presigned_url("get_object", Params={"Bucket": "box", "Key": 
 
 
 def test_boto3_unmodified_holds_placeholders_and_the_origin_verifies_with_the_real_key(scene: Scene) -> None:
-    """T-cases of SigV4: botocore's own signer, given the real key, makes the very signature that arrived."""
+    """T23: botocore's own signer, given the real key, makes the very signature that arrived."""
     endpoint = f"https://s3.test:{scene.origin.port}"
     done = scene.box.command(
         sys.executable, "-c", textwrap.dedent(BOTO), endpoint, env={"AWS_EC2_METADATA_DISABLED": "true"}
