@@ -11,7 +11,7 @@ from broker.vault.opened import Opened, Refused
 from broker.vault.sandboxes import Created
 from broker.vault.tokens import LIFE_SECONDS, MAX_LIFE_SECONDS, MAX_TOKENS
 from tests.support.vaults import CREDENTIALS, SECRET, FakeProcess, Rig, sealed, statement
-from wire.control import Keep, Kept, Open
+from wire.control import Keep, Kept, Open, OpenRefused
 from wire.control import Opened as OpenedMessage
 
 SERVICE = """\
@@ -56,8 +56,8 @@ class Scene:
         self.worker = worker
         self.executor = executor
 
-    async def keep(self, *tokens: bytes, seconds: int = 0, call: str = "/token", number: int = 1) -> tuple[str, ...]:
-        """What the vault answers to an executor whose call's answer brought these."""
+    async def opened(self, call: str, number: int) -> OpenedMessage | OpenRefused:
+        """What the vault says to an executor that asks for `call`."""
         minted = call == "/token"
         key = self.box.environment["SHOP_API_KEY"]
         changes: dict[str, object] = {
@@ -72,7 +72,15 @@ class Scene:
             "credential": "shop-orders" if minted else "",
         }
         self.executor.say(Open(id=number, sealed=sealed(self.worker, statement(self.rig, self.box, **changes))))
-        opened = await self.executor.seen(lambda message: isinstance(message, OpenedMessage) and message.id == number)
+        answer = await self.executor.seen(
+            lambda message: isinstance(message, OpenedMessage | OpenRefused) and message.id == number
+        )
+        assert isinstance(answer, OpenedMessage | OpenRefused)
+        return answer
+
+    async def keep(self, *tokens: bytes, seconds: int = 0, call: str = "/token", number: int = 1) -> tuple[str, ...]:
+        """What the vault answers to an executor whose call's answer brought these."""
+        opened = await self.opened(call, number)
         assert isinstance(opened, OpenedMessage)
         self.executor.say(Keep(id=1000 + number, call=number, tokens=tokens, seconds=seconds))
         kept = await self.executor.seen(lambda message: isinstance(message, Kept) and message.id == 1000 + number)
@@ -121,8 +129,9 @@ async def test_only_a_call_that_mints_brings_tokens(scene: Scene) -> None:
     assert await scene.executor.seen(lambda message: isinstance(message, Kept)) == Kept(id=1002, placeholders=())
     assert await scene.keep(b"short", number=3) == ()
     scene.rig.journal.failing = True
-    with pytest.raises(TimeoutError):  # without a record even the call itself is not opened
-        await scene.keep(TOKEN, number=4)
+    answer = await scene.opened("/token", 4)  # without a record even the call itself is not opened
+    assert isinstance(answer, OpenRefused)
+    assert answer.reason == "audit-unavailable"
 
 
 async def test_a_token_serves_its_sandbox_and_rule_alone(scene: Scene) -> None:
