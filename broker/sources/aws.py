@@ -9,15 +9,22 @@ GetSecretValue; AWS Systems Manager API Reference, GetParameter; both speak JSON
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from typing import Any, Final
 
 from broker.credentials.base import Outgoing
 from broker.credentials.sigv4 import Signing, sign
-from broker.sources.base import Document, SourceError, fields_of, json_object, plain_version, unreachable
+from broker.sources.base import (
+    Document,
+    SourceError,
+    Unleased,
+    fields_of,
+    from_base64,
+    json_object,
+    plain_version,
+    unreachable,
+)
 from broker.sources.network import Network, check_status, json_body, object_of
 from net.client import Answer
 from rules.secret_sources import SourceDef
@@ -126,10 +133,8 @@ def _check(answer: Answer, what: str) -> None:
     raise SourceError("source-unreadable", f"{what}: answered {answer.status} without a value")
 
 
-class SecretsManagerSource:
+class SecretsManagerSource(Unleased):
     """A document is `name-or-arn[?version=ID|?stage=LABEL]`."""
-
-    own = False
 
     def __init__(self, definition: SourceDef, server: AwsServer) -> None:
         self._name = definition.name
@@ -147,22 +152,14 @@ class SecretsManagerSource:
         text, binary = found.get("SecretString"), found.get("SecretBinary")
         if isinstance(text, str):
             return Document(fields=fields_of(text.encode("utf-8", "surrogatepass")), version=version)
-        raw = _unbased(binary)
+        raw = from_base64(binary)
         if raw is None:
             raise SourceError("source-unreadable", f"{what}: the answer holds no value")
         return Document(fields=fields_of(raw), version=version)
 
-    async def revoke(self, document: Document) -> None:
-        return None
 
-    async def close(self) -> None:
-        return None
-
-
-class ParameterStoreSource:
+class ParameterStoreSource(Unleased):
     """A document is `name[?version=N]`."""
-
-    own = False
 
     def __init__(self, definition: SourceDef, server: AwsServer) -> None:
         self._name = definition.name
@@ -179,18 +176,3 @@ class ParameterStoreSource:
             raise SourceError("source-unreadable", f"{what}: the answer holds no value")
         fields = fields_of(value.encode("utf-8", "surrogatepass"))
         return Document(fields=fields, version=plain_version(found.get("Version")))
-
-    async def revoke(self, document: Document) -> None:
-        return None
-
-    async def close(self) -> None:
-        return None
-
-
-def _unbased(text: object) -> bytes | None:
-    if not isinstance(text, str):
-        return None
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return None

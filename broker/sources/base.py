@@ -10,6 +10,8 @@ typed, and what to do about it.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import re
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from broker.errors import BrokerError
-from broker.vault.secret import MAX_SECRET_BYTES, Secret
+from broker.vault.secret import Secret
 from rules.secret_references import WHOLE
 
 MAX_DEPTH = 8
@@ -97,17 +99,32 @@ class RemoteSource(Protocol):
         ...
 
 
+class Unleased:
+    """What sources have in common that give nothing back: no lease, no login of their own."""
+
+    own = False
+
+    async def revoke(self, document: Document) -> None:
+        return None
+
+    async def close(self) -> None:
+        return None
+
+
 def plain_version(text: object) -> str:
     """A source's version as it may stand in the log: short, plain words; anything else is none."""
     said = str(text) if isinstance(text, str | int) and not isinstance(text, bool) else ""
     return said if _VERSION.match(said) else ""
 
 
-def check_length(value: bytes, what: str) -> bytes:
-    """`value`, or SourceError where it is longer than any secret of ours."""
-    if len(value) > MAX_SECRET_BYTES:
-        raise SourceError("source-refused", f"{what} is longer than {MAX_SECRET_BYTES} bytes")
-    return value
+def from_base64(text: object) -> bytes | None:
+    """What `text` encodes, or None where it is no text in base64."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
 
 
 def json_object(raw: bytes) -> dict[str, Any] | None:

@@ -11,8 +11,6 @@ Microsoft Learn, "Azure Key Vault REST API, Get Secret", version 7.4.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, assert_never
@@ -21,7 +19,7 @@ from urllib.parse import quote
 from broker.exchanges.azure import Azure
 from broker.exchanges.base import Exchange, ExchangeError, Plan, Wish
 from broker.exchanges.google import Google
-from broker.sources.base import Document, SourceError, fields_of, plain_version, unreachable
+from broker.sources.base import Document, SourceError, Unleased, fields_of, from_base64, plain_version, unreachable
 from broker.sources.network import Network, check_status, json_body, object_of
 from broker.vault.secret import Secret
 from net.client import Answer
@@ -137,10 +135,8 @@ def _plan(login: Address, target: str, asks: Mapping[str, Any]) -> Plan:
     return Plan(destination=login.destination, target=login.base + target, asks=asks)
 
 
-class GcpSource:
+class GcpSource(Unleased):
     """A document is `name[?version=N]` in the definition's project."""
-
-    own = False
 
     def __init__(self, definition: SourceDef, server: CloudServer) -> None:
         self._name = definition.name
@@ -157,23 +153,15 @@ class GcpSource:
         check_status(answer, what, refused=_PERMIT_GCP, missing=missing)
         found = object_of(answer, what)
         payload = found.get("payload")
-        raw = _unbased(payload.get("data") if isinstance(payload, dict) else None)
+        raw = from_base64(payload.get("data") if isinstance(payload, dict) else None)
         if raw is None:
             raise SourceError("source-unreadable", f"{what}: the answer holds no value")
         number = str(found.get("name", "")).rpartition("/versions/")[2]
         return Document(fields=fields_of(raw), version=plain_version(number))
 
-    async def revoke(self, document: Document) -> None:
-        return None
 
-    async def close(self) -> None:
-        return None
-
-
-class AzureSource:
+class AzureSource(Unleased):
     """A document is `name[?version=ID]`."""
-
-    own = False
 
     def __init__(self, definition: SourceDef, server: CloudServer) -> None:
         self._name = definition.name
@@ -192,18 +180,3 @@ class AzureSource:
             raise SourceError("source-unreadable", f"{what}: the answer holds no value")
         number = str(found.get("id", "")).rpartition("/")[2]
         return Document(fields=fields_of(value.encode("utf-8", "surrogatepass")), version=plain_version(number))
-
-    async def revoke(self, document: Document) -> None:
-        return None
-
-    async def close(self) -> None:
-        return None
-
-
-def _unbased(text: object) -> bytes | None:
-    if not isinstance(text, str):
-        return None
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return None

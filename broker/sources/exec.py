@@ -10,16 +10,14 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 
-from broker.sources.base import Document, SourceError, fields_of, flat, json_object
+from broker.sources.base import Document, SourceError, Unleased, fields_of, flat, json_object
 from broker.sources.program import Program
 
 EXPIRATION = "Expiration"
 
 
-class ExecSource:
+class ExecSource(Unleased):
     """`arguments` may hold `{name}`, which becomes what stands in the reference. `now` gives Unix time."""
-
-    own = False
 
     def __init__(
         self, name: str, program: Program, arguments: Sequence[str], *, json: bool, now: Callable[[], float]
@@ -46,12 +44,6 @@ class ExecSource:
         if ends is not None and lasts is None:
             raise SourceError("source-unreadable", f"{what}: its Expiration is no ISO 8601 time with a zone")
         return Document(fields=flat(found), lasts=lasts)
-
-    async def revoke(self, document: Document) -> None:
-        return None
-
-    async def close(self) -> None:
-        return None
 
 
 def _seconds(text: object, now: float) -> float | None:

@@ -7,15 +7,13 @@ runs as another user has no keyring. Attributes are those of the Python keyring 
 
 from __future__ import annotations
 
-from broker.sources.base import Document, SourceError
+from broker.sources.base import Document, SourceError, Unleased
 from broker.sources.program import Program
 from rules.secret_references import WHOLE
 
 
-class KeyringSource:
+class KeyringSource(Unleased):
     """References are `service/user`."""
-
-    own = False
 
     def __init__(self, name: str, program: Program) -> None:
         self._name = name
@@ -28,9 +26,3 @@ class KeyringSource:
         if not printed:
             raise SourceError("source-missing", what, f"secret-tool store --label NAME service {service} username USER")
         return Document(fields={WHOLE: printed.removesuffix(b"\n")})
-
-    async def revoke(self, document: Document) -> None:
-        return None
-
-    async def close(self) -> None:
-        return None

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from broker.sources.base import Document
+from broker.sources.base import Document, Unleased
 from broker.sources.program import Program
 from rules.secret_references import WHOLE
 
 TOKEN_VARIABLE = "OP_SERVICE_ACCOUNT_TOKEN"  # noqa: S105 - the name of a variable
 
 
-class OnePasswordSource:
+class OnePasswordSource(Unleased):
     """`token` gives the service account's token, "" for none."""
-
-    own = False
 
     def __init__(self, name: str, program: Program, token: Callable[[], Awaitable[str]]) -> None:
         self._name = name
@@ -33,9 +31,3 @@ class OnePasswordSource:
         program = replace(self._program, environment=environment)
         printed = await program.output(["read", "--no-newline", f"op:{document}"], f"{self._name}:{document}")
         return Document(fields={WHOLE: printed})
-
-    async def revoke(self, document: Document) -> None:
-        return None
-
-    async def close(self) -> None:
-        return None

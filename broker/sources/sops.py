@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from broker.sources.base import Document, SourceError, fields_of, flat, json_object
+from broker.sources.base import Document, SourceError, Unleased, fields_of, flat, json_object
 from broker.sources.program import Program
 
 KEY_VARIABLE = "SOPS_AGE_KEY"
 
 
-class SopsSource:
+class SopsSource(Unleased):
     """`age_key` gives the text of an age identity, "" for none."""
-
-    own = False
 
     def __init__(self, name: str, program: Program, age_key: Callable[[], Awaitable[str]]) -> None:
         self._name = name
@@ -39,17 +37,9 @@ class SopsSource:
             raise SourceError("source-unreadable", f"{what}: sops printed no JSON object")
         return Document(fields=flat(found))
 
-    async def revoke(self, document: Document) -> None:
-        return None
 
-    async def close(self) -> None:
-        return None
-
-
-class AgeSource:
+class AgeSource(Unleased):
     """`identity` is the path of the file with the private key, which `age` reads itself."""
-
-    own = False
 
     def __init__(self, name: str, program: Program, identity: str) -> None:
         self._name = name
@@ -60,9 +50,3 @@ class AgeSource:
         arguments = ["--decrypt", "--identity", self._identity, document]
         printed = await self._program.output(arguments, f"{self._name}:{document}")
         return Document(fields=fields_of(printed.removesuffix(b"\n").removesuffix(b"\r")))
-
-    async def revoke(self, document: Document) -> None:
-        return None
-
-    async def close(self) -> None:
-        return None
