@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -79,10 +80,19 @@ def key_service(wrapping: WrappingKey, sources: Sources) -> KeyService:
             raise BrokerError("key-provider", f"there is no kind {kind}")
 
 
-class _Transit:
-    def __init__(self, wrapping: WrappingKey, server: VaultServer) -> None:
+class _Service[Server]:
+    """One key of one service. Most give nothing to give back."""
+
+    def __init__(self, wrapping: WrappingKey, server: Server) -> None:
         self._wrapping = wrapping
         self._server = server
+
+    async def close(self) -> None:
+        return None
+
+
+class _Encrypting[Server](_Service[Server], ABC):
+    """Services that encrypt and decrypt by the names `plaintext` and `ciphertext`."""
 
     async def wrap(self, key: bytes) -> Wrapped:
         return _wrapped(await self._ask("encrypt", {"plaintext": _text(key)}), "ciphertext", self._wrapping.label)
@@ -91,6 +101,12 @@ class _Transit:
         found = await self._ask("decrypt", {"ciphertext": wrapped.ciphertext})
         return _plain(found, "plaintext", self._wrapping.label)
 
+    @abstractmethod
+    async def _ask(self, verb: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the service answers to `verb`."""
+
+
+class _Transit(_Encrypting[VaultServer]):
     async def close(self) -> None:
         await self._server.close()
 
@@ -101,11 +117,7 @@ class _Transit:
         return data if isinstance(data, dict) else {}
 
 
-class _AwsKms:
-    def __init__(self, wrapping: WrappingKey, server: AwsServer) -> None:
-        self._wrapping = wrapping
-        self._server = server
-
+class _AwsKms(_Service[AwsServer]):
     async def wrap(self, key: bytes) -> Wrapped:
         found = await self._ask("Encrypt", {"Plaintext": _text(key)})
         return _wrapped(found, "CiphertextBlob", self._wrapping.label)
@@ -114,41 +126,20 @@ class _AwsKms:
         found = await self._ask("Decrypt", {"CiphertextBlob": wrapped.ciphertext})
         return _plain(found, "Plaintext", self._wrapping.label)
 
-    async def close(self) -> None:
-        return None
-
     async def _ask(self, action: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         bound = {"KeyId": self._wrapping.key, "EncryptionContext": {"purpose": PURPOSE}, **body}
         return await self._server.ask(action, bound, self._wrapping.label)
 
 
-class _GcpKms:
-    def __init__(self, wrapping: WrappingKey, server: CloudServer) -> None:
-        self._wrapping = wrapping
-        self._server = server
-
-    async def wrap(self, key: bytes) -> Wrapped:
-        return _wrapped(await self._ask("encrypt", {"plaintext": _text(key)}), "ciphertext", self._wrapping.label)
-
-    async def unwrap(self, wrapped: Wrapped) -> bytes:
-        found = await self._ask("decrypt", {"ciphertext": wrapped.ciphertext})
-        return _plain(found, "plaintext", self._wrapping.label)
-
-    async def close(self) -> None:
-        return None
-
+class _GcpKms(_Encrypting[CloudServer]):
     async def _ask(self, verb: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         what = self._wrapping.label
         bound = {"additionalAuthenticatedData": _text(PURPOSE.encode()), **body}
         return _object(await self._server.post(f"/v1/{self._wrapping.key}:{verb}", what, bound), what, _GCP_NO)
 
 
-class _AzureKeyVault:
+class _AzureKeyVault(_Service[CloudServer]):
     """RSA keys know no purpose, and a ciphertext does not say which version of the key made it: we note that."""
-
-    def __init__(self, wrapping: WrappingKey, server: CloudServer) -> None:
-        self._wrapping = wrapping
-        self._server = server
 
     async def wrap(self, key: bytes) -> Wrapped:
         what = self._wrapping.label
@@ -164,9 +155,6 @@ class _AzureKeyVault:
         if isinstance(value, str):
             found = {"value": value.replace("-", "+").replace("_", "/") + "=" * (-len(value) % 4)}
         return _plain(found, "value", self._wrapping.label)
-
-    async def close(self) -> None:
-        return None
 
     async def _ask(self, verb: str, version: str, value: str) -> Mapping[str, Any]:
         what = self._wrapping.label
