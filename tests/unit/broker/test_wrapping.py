@@ -94,6 +94,7 @@ async def test_a_service_that_does_not_unwrap_refuses_the_start(place: Place, ho
     assert place.server.kind in error.detail
 
 
+@pytest.mark.slow
 async def test_a_service_that_is_slow_or_gone_refuses_the_start(place: Place) -> None:
     """The start does not wait for ever, and says that nobody answered."""
     await place.wrap()

@@ -65,7 +65,7 @@ async def test_a_flood_before_identity_is_closed_and_each_one_is_counted() -> No
 
 async def test_a_frozen_sandbox_is_refused_everything_until_it_is_thawed() -> None:
     """Requests and tunnels alike, nothing is dialled; another sandbox goes on; a thaw ends it at once."""
-    house, dialer = closed_house(table=LimitTable(refusals_per_second=1, flood_seconds=0))
+    house, dialer = closed_house(table=LimitTable(refusals_per_second=1, flood_seconds=0, latest_seconds=0.0))
     mine = ("default", "sb_one")
     house.room.pace.within(mine)
     assert house.room.pace.frozen(mine)

@@ -35,6 +35,7 @@ async def read(sources: Sources, reference: str) -> tuple[Document, bytes]:
     return document, document.value(place.field, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sentence", "body", "code"),
     [
