@@ -135,6 +135,8 @@ class Auditor:
                 if closing is not None:
                     closing.close()
         await self._finish()
+        # It ends already; one more would meet a loop that is closing, and be told on stderr as a fault.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     async def _finish(self) -> None:
         """Write what is left, seal, sign. A log that cannot be sealed is left for the next start to recover."""
